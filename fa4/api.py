@@ -1,0 +1,269 @@
+"""The public functions: normalise and validate a request, choose a backend, hand it to the torch op."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from fa4 import dispatch, ops
+from fa4.arch import get_arch
+from fa4.dispatch import Support
+from fa4.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from fa4.problem import AttentionProblem, Direction, WindowSize, normalise_window
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: WindowSize = ...,
+    softcap: float = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[False] = ...,
+    deterministic: bool = ...,
+    backend: str | None = ...,
+    arch: str | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: WindowSize = ...,
+    softcap: float = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[True],
+    deterministic: bool = ...,
+    backend: str | None = ...,
+    arch: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str | None = None,
+    arch: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of q with k and v: ``softmax(scores) @ v`` per head, differentiable once.
+
+    Args:
+        q: ``(B, Sq, Hq, D)``, float16, bfloat16 or, on the CPU backend, float32. Any strides.
+        k: ``(B, Sk, Hkv, D)`` in q's dtype. Query head h uses key head ``h // (Hq / Hkv)``.
+        v: ``(B, Sk, Hkv, Dv)`` in q's dtype. Dv may differ from D.
+        softmax_scale: factor of ``q @ k``; ``D ** -0.5`` by default. Negative values and zero are allowed.
+        causal: query i sees keys ``j <= i + Sk - Sq`` (aligned bottom-right).
+        window_size: ``(left, right)``: query i sees keys from ``i + Sk - Sq - left`` to ``i + Sk - Sq + right``. ``None`` and -1 mean
+            open on that side; every other value, negative ones included, is an offset. ``causal`` clamps right to at most 0.
+        softcap: where c > 0, scaled scores s become ``c * tanh(s / c)`` before the mask.
+        dropout_p: must be 0; here so that a call ported from another library fails with a clear message.
+        return_lse: also return the natural logarithm of the softmax denominator; its gradient is supported.
+        deterministic: results and gradients are bitwise reproducible, alone or in any batch. Also set by
+            ``torch.use_deterministic_algorithms(True)``.
+        backend: "cpu", "cuda" or "vgpu" (the GPU kernel, executed on the CPU); by default what the tensors' device says.
+        arch: architecture for the "vgpu" backend, for example "sm_100a".
+
+    Returns:
+        out ``(B, Sq, Hq, Dv)`` in q's dtype, contiguous; with ``return_lse`` the pair (out, lse), lse ``(B, Hq, Sq)`` float32. Rows
+        that see no key have out 0, lse -inf and gradient 0. Under autocast inputs are first cast to the autocast dtype.
+
+    Raises:
+        Fa4Error: one of its children, before any work is done, naming the argument, its value, the rule and what would work.
+    """
+    _check_tensors(q, k, v)
+    q, k, v = ops.cast_for_autocast(q, k, v)
+    if dropout_p != 0:
+        raise UnsupportedError("dropout_p", dropout_p, "attention dropout is not implemented", "pass 0.0")
+    left, right = normalise_window(window_size, causal)
+    scale = None if softmax_scale is None else _real("softmax_scale", softmax_scale)
+    softcap = _softcap(softcap)
+    backend = _choose_backend(backend, arch, q.device)
+    problem = AttentionProblem(
+        direction="forward",
+        dtype=_dtype_name(q.dtype),
+        head_dim=q.shape[3],
+        head_dim_v=v.shape[3],
+        causal=right == 0,
+        window=(left is not None, right is not None and right != 0),
+        softcap=softcap > 0,
+        deterministic=deterministic,
+    )
+    _check_problem(problem, q, k, v, backend, arch)
+    out, lse = ops.attention_forward(q, k, v, scale, left, right, softcap, deterministic, backend, arch)
+    return (out, lse) if return_lse else out
+
+
+def supports(
+    *,
+    head_dim: int,
+    head_dim_v: int | None = None,
+    dtype: str | torch.dtype = "bfloat16",
+    causal: bool = False,
+    window_size: WindowSize = (None, None),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    direction: Direction = "forward",
+    backend: str | None = None,
+    arch: str | None = None,
+) -> Support:
+    """Whether a class of requests is served, and if not why: ``Support(ok, reason)``, true where it is.
+
+    Without ``arch`` the CPU backend is asked, with it the GPU kernel of that architecture. Arguments are as in ``attention``.
+
+    Raises:
+        Fa4Error: an argument is malformed (an unknown backend, arch or direction, a window of wrong arity), as opposed to unserved.
+    """
+    if direction not in ("forward", "backward"):
+        raise ArgumentError("direction", direction, "is unknown", "use 'forward' or 'backward'")
+    if backend is None:
+        backend = "cpu" if arch is None else "cuda"
+    _check_backend_name(backend)
+    _check_arch(backend, arch)
+    left, right = normalise_window(window_size, causal)
+    problem = AttentionProblem(
+        direction=direction,
+        dtype=_dtype_name(dtype),
+        head_dim=head_dim,
+        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        causal=right == 0,
+        window=(left is not None, right is not None and right != 0),
+        softcap=_softcap(softcap) > 0,
+        deterministic=deterministic,
+    )
+    return dispatch.support(problem, backend, arch)
+
+
+def _dtype_name(dtype: str | torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _real(name: str, value: Any) -> float:
+    """A finite real number.
+
+    Raises:
+        DtypeError: not a number.
+        ArgumentError: NaN or infinite.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise DtypeError(name, value, "must be a real number", "pass an int or a float")
+    if not math.isfinite(value):
+        raise ArgumentError(name, value, "must be finite", "pass a finite number")
+    return float(value)
+
+
+def _softcap(value: Any) -> float:
+    softcap = _real("softcap", value)
+    if softcap < 0:
+        raise ArgumentError("softcap", value, "must not be negative", "pass a positive cap, or 0.0 for none")
+    return softcap
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Types, ranks, devices and sizes.
+
+    Raises:
+        DtypeError: not a tensor.
+        ShapeError: a rank or size does not fit.
+        DeviceError: tensors on different devices.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "convert with torch.as_tensor")
+        if x.dim() != 4:
+            raise ShapeError(name, tuple(x.shape), "must have 4 dimensions", "use (batch, seqlen, heads, head_dim)")
+        if x.device != q.device:
+            raise DeviceError(name, str(x.device), f"must be on q's device {q.device}", "move it there with .to(q.device)")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[0] != q.shape[0]:
+            raise ShapeError(name, tuple(x.shape), f"must have q's batch size {q.shape[0]}", "expand or slice it")
+    if v.shape[1:3] != k.shape[1:3]:
+        raise ShapeError("v", tuple(v.shape), f"must have k's seqlen and heads {tuple(k.shape[1:3])}", "check the order (B, S, H, D)")
+    if k.shape[3] != q.shape[3]:
+        raise ShapeError("k", tuple(k.shape), f"must have q's head_dim {q.shape[3]}", "only v may have a head_dim of its own")
+    heads_q, heads_kv = q.shape[2], k.shape[2]
+    if heads_kv == 0 or heads_q == 0 or heads_q % heads_kv:
+        rule = f"its {heads_kv} heads must divide q's {heads_q} heads"
+        raise ShapeError("k", tuple(k.shape), rule, "each key head serves an equal group of query heads")
+
+
+def _check_backend_name(backend: str) -> None:
+    if backend not in dispatch.BACKENDS:
+        raise BackendError("backend", backend, "is unknown", f"use one of {', '.join(map(repr, dispatch.BACKENDS))}")
+
+
+def _check_arch(backend: str, arch: str | None) -> None:
+    """An arch is known, and asked for where it means something.
+
+    Raises:
+        BackendError: unknown, missing on "vgpu", or given with backend "cpu".
+    """
+    if arch is not None:
+        get_arch(arch)
+        if backend == "cpu":
+            raise BackendError("arch", arch, "has no meaning on backend 'cpu'", "pass backend='vgpu' to run the GPU kernel on the CPU")
+    elif backend == "vgpu":
+        raise BackendError("arch", arch, "backend 'vgpu' needs an architecture", "for example arch='sm_100a'")
+
+
+def _choose_backend(backend: str | None, arch: str | None, device: torch.device) -> str:
+    """The backend for tensors on ``device``: an explicit one is honoured or refused, never replaced.
+
+    Raises:
+        BackendError: unknown, or at odds with the tensors' device or with ``arch``.
+        DeviceError: a kind of device that no backend serves.
+    """
+    if device.type not in ("cpu", "cuda", "meta"):
+        raise DeviceError("q", str(device), "no backend serves this kind of device", "use CPU or CUDA tensors")
+    on_gpu = device.type == "cuda"
+    if backend is None:
+        backend = "cuda" if on_gpu else "cpu"
+    _check_backend_name(backend)
+    _check_arch(backend, arch)
+    if on_gpu != (backend == "cuda"):
+        remedy = "use backend='cuda' (or none)" if on_gpu else "move the tensors to a GPU, or use backend='cpu' or 'vgpu'"
+        raise BackendError("backend", backend, f"cannot use tensors on {device}", remedy)
+    return backend
+
+
+def _check_problem(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, backend: str, arch: str | None) -> None:
+    """Dtypes and head dims that the backend takes, and an implementation that exists.
+
+    Raises:
+        DtypeError: dtypes differ or are not served.
+        UnsupportedError: head dims are not served, or there is no kernel.
+    """
+    allowed = ", ".join(dispatch.allowed_dtypes(backend))
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise DtypeError(name, str(x.dtype), f"must have q's dtype {q.dtype}", "cast it with .to(q.dtype)")
+        if _dtype_name(x.dtype) not in dispatch.allowed_dtypes(backend):
+            raise DtypeError(name, str(x.dtype), f"is not served by backend {backend!r}", f"use one of {allowed}")
+    for name, dim in (("q", problem.head_dim), ("v", problem.head_dim_v)):
+        rule = dispatch.head_dim_rule(backend, dim)
+        if rule:
+            raise UnsupportedError(name, (f"head_dim {dim}",), rule, "pad the last dimension with zeros")
+    support = dispatch.support(problem, backend, arch)
+    if not support:
+        raise UnsupportedError("backend", backend, support.reason, "fa4.supports(...) says what is served")

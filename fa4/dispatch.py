@@ -1,0 +1,72 @@
+"""Which implementation serves which request: one literal table, imported lazily, and ``support``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fa4.arch import get_arch
+from fa4.problem import AttentionProblem
+
+BACKENDS = ("cpu", "cuda", "vgpu")
+
+# (direction, "cpu" or architecture family) -> "module:function".
+IMPLEMENTATIONS = {
+    ("forward", "cpu"): "fa4.cpu.forward:attention_forward",
+    ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
+}
+
+CPU_DTYPES = ("float16", "bfloat16", "float32")
+GPU_DTYPES = ("float16", "bfloat16")
+MAX_GPU_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a request is served, and why not. True in a boolean context where it is."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+def allowed_dtypes(backend: str) -> tuple[str, ...]:
+    """Element types of q, k and v that a backend takes."""
+    return CPU_DTYPES if backend == "cpu" else GPU_DTYPES
+
+
+def head_dim_rule(backend: str, head_dim: int) -> str | None:
+    """The rule that ``head_dim`` breaks on a backend, or None where it is fine."""
+    if backend == "cpu":
+        return None if head_dim >= 1 else "must be at least 1"
+    # 16-byte copies need 8 elements of 16 bits; 256 is what shared memory holds.
+    if head_dim % 8 or not 8 <= head_dim <= MAX_GPU_HEAD_DIM:
+        return f"must be a multiple of 8 from 8 to {MAX_GPU_HEAD_DIM} on a GPU backend"
+    return None
+
+
+def support(problem: AttentionProblem, backend: str, arch: str | None) -> Support:
+    """Whether ``problem`` is served by ``backend`` ("cpu", or "cuda" and "vgpu" with ``arch``)."""
+    if problem.dtype not in allowed_dtypes(backend):
+        return Support(False, f"dtype {problem.dtype} is not one of {', '.join(allowed_dtypes(backend))} on backend {backend}")
+    for name in ("head_dim", "head_dim_v"):
+        value = getattr(problem, name)
+        rule = head_dim_rule(backend, value)
+        if rule:
+            return Support(False, f"{name} {value} {rule}")
+    target = "cpu" if backend == "cpu" else get_arch(arch).family if arch else "gpu"
+    if (problem.direction, target) not in IMPLEMENTATIONS:
+        where = arch or "any GPU"
+        return Support(False, f"no {problem.direction} kernel for {where} yet; backend 'cpu' serves this request")
+    return Support(True)
+
+
+def load(direction: str, target: str) -> Callable[..., Any]:
+    """The implementation of a direction for "cpu" or an architecture family."""
+    module, function = IMPLEMENTATIONS[direction, target].split(":")
+    implementation: Callable[..., Any] = getattr(import_module(module), function)
+    return implementation

@@ -1,0 +1,105 @@
+"""The forward and backward op of attention: schema, implementations, fakes, autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa4 import dispatch
+from fa4.errors import UnsupportedError
+from fa4.problem import AttentionOptions
+
+# The arguments after the tensors are the same in both ops and in this order. An absent softmax_scale means head_dim ** -0.5, worked
+# out when the op runs: under torch.compile with dynamic shapes it would otherwise be a symbolic float.
+_OPTIONS = "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, bool deterministic, str backend, str? arch"
+_library = torch.library.Library("fa4", "DEF")
+_library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)")
+_library.define(
+    "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool[] needed, "
+    f"{_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)"
+)
+
+
+def _options(
+    q: Tensor,
+    softmax_scale: float | None,
+    window_left: int | None,
+    window_right: int | None,
+    softcap: float,
+    deterministic: bool,
+) -> AttentionOptions:
+    return AttentionOptions(
+        softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
+        window_left=window_left,
+        window_right=window_right,
+        softcap=softcap,
+        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *options, _backend, _arch = arguments
+    out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
+    return out.contiguous(), lse.contiguous()
+
+
+def _backward_cpu(
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, needed, *options, _backend, _arch = rest
+    gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), tuple(needed))
+    dq, dk, dv = (q.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
+    return dq, dk, dv
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]))
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
+
+
+def _backward_fake(_dout: Tensor | None, _dlse: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    inputs, needed = rest[:3], rest[5]
+    dq, dk, dv = (x.new_empty(x.shape if need else (0,)) for x, need in zip(inputs, needed, strict=True))
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.arguments = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)  # an absent dout or dlse stays absent, so that its half of the work is skipped
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    needed = list(ctx.needs_input_grad[:3])
+    nothing = (None,) * len(ctx.arguments)
+    if dout is None and dlse is None:
+        return (None, None, None, *nothing)
+    gradients = torch.ops.fa4.attention_backward(dout, dlse, *ctx.saved_tensors, needed, *ctx.arguments)
+    return (*(gradient if need else None for gradient, need in zip(gradients, needed, strict=True)), *nothing)
+
+
+def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
+    raise UnsupportedError(
+        "create_graph",
+        True,
+        "attention is differentiable once: its backward has no derivative",
+        "for second derivatives use torch's scaled_dot_product_attention with the math backend",
+    )
+
+
+_library.impl("attention_forward", _forward_cpu, "CPU")
+_library.impl("attention_backward", _backward_cpu, "CPU")
+torch.library.register_fake("fa4::attention_forward", _forward_fake, lib=_library)
+torch.library.register_fake("fa4::attention_backward", _backward_fake, lib=_library)
+torch.library.register_autograd("fa4::attention_forward", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("fa4::attention_backward", _refuse_double_backward, lib=_library)
+
+attention_forward = torch.ops.fa4.attention_forward.default

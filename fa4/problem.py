@@ -1,0 +1,82 @@
+"""What was asked: the class of a request (``AttentionProblem``) and the run-time numbers of a call (``AttentionOptions``).
+
+Neither says anything about how the answer is computed. A problem is what a kernel is compiled for; options are what a compiled
+kernel is given. Scale, softcap and window bounds are options: of them a problem knows only presence and class.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fa4.errors import ArgumentError, DtypeError
+
+Direction = Literal["forward", "backward"]
+
+WindowSize = Sequence["int | None"]
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """A class of requests that one compiled kernel serves.
+
+    ``dtype`` is the element type of q, k, v and out ("float16", "bfloat16", "float32"). ``causal`` means that the right bound is
+    the diagonal at compile time; ``window`` says for (left, right) whether a bound is given at run time. Lengths, batch, head
+    counts, strides and the values of scale, softcap and bounds are not part of it.
+    """
+
+    direction: Direction
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    causal: bool = False
+    window: tuple[bool, bool] = (False, False)
+    softcap: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The numbers of one call, normalised.
+
+    With ``offset = Sk - Sq``, query i sees key j where ``i + offset - window_left <= j <= i + offset + window_right``; ``None`` is
+    an open side. ``softcap`` 0 is off. Causal attention is ``window_right = 0`` (or less).
+    """
+
+    softmax_scale: float
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float = 0.0
+    deterministic: bool = False
+
+
+def normalise_window(window_size: WindowSize, causal: bool) -> tuple[int | None, int | None]:
+    """``(left, right)`` with ``None`` for an open side; ``causal`` clamps the right side to at most 0.
+
+    ``None`` and -1 mean open; every other value, negative ones included, is an offset.
+
+    Raises:
+        ArgumentError: not two entries.
+        DtypeError: an entry is neither an integer nor None.
+    """
+    rule = "must be two integers or None, (left, right)"
+    remedy = "for example (128, 0), or (None, None) for no window"
+    if isinstance(window_size, (str, bytes)) or not isinstance(window_size, Sequence):
+        raise DtypeError("window_size", window_size, rule, remedy)
+    if len(window_size) != 2:
+        raise ArgumentError("window_size", tuple(window_size), rule, remedy)
+    left, right = (_bound(entry, window_size) for entry in window_size)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    return left, right
+
+
+def _bound(entry: int | None, window_size: WindowSize) -> int | None:
+    if entry is None:
+        return None
+    if isinstance(entry, bool) or not hasattr(entry, "__index__"):
+        raise DtypeError("window_size", window_size, f"{entry!r} is not an integer", "use an integer, or None (or -1) for an open side")
+    bound = operator.index(entry)
+    return None if bound == -1 else bound

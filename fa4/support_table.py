@@ -1,0 +1,52 @@
+"""Feature by architecture, asked of ``supports()`` itself, so that the table cannot disagree with the code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fa4.api import supports
+from fa4.arch import ARCHS
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "forward": {},
+    "backward": {"direction": "backward"},
+    "float16": {"dtype": "float16"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "causal": {"causal": True},
+    "window": {"window_size": (128, 0)},
+    "softcap": {"softcap": 30.0},
+    "deterministic backward": {"deterministic": True, "direction": "backward"},
+    "head dim 64": {"head_dim": 64},
+    "head dim 128": {"head_dim": 128},
+    "head dims (192, 128)": {"head_dim": 192, "head_dim_v": 128},
+    "head dim 256": {"head_dim": 256},
+    "head dim 512": {"head_dim": 512},
+}
+
+
+def support_table() -> tuple[list[str], list[list[str]]]:
+    """``(header, rows)``: a row a feature, a column for the CPU backend and each architecture, "yes" or "-"."""
+    targets: dict[str, dict[str, Any]] = {"cpu": {}} | {name: {"arch": name} for name in ARCHS}
+    rows = [
+        [feature, *("yes" if supports(**({"head_dim": 128} | request | target)) else "-" for target in targets.values())]
+        for feature, request in FEATURES.items()
+    ]
+    return ["feature", *targets], rows
+
+
+def support_page() -> str:
+    """The table as a Markdown page."""
+    header, rows = support_table()
+    lines = ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
+    return "\n".join(
+        [
+            "# What works where",
+            "",
+            "Generated from `fa4.supports()`; `fa4 support` prints the same table. A column is the CPU backend or the GPU kernel of an",
+            "architecture. `-` means that a request raises `UnsupportedError` before any work is done.",
+            "",
+            *lines,
+            "",
+        ]
+    )

@@ -1,0 +1,58 @@
+"""Check a whole attention function, forward and backward, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fa4.reference import standard_attention, standard_attention_backward
+from fa4.testing.compare import Comparison, compare
+from fa4.testing.inputs import AttentionInputs
+from fa4.testing.torch_attention import torch_attention
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
+
+
+def check_attention(
+    attention: AttentionFunction, inputs: AttentionInputs, *, backward: bool = True, use_dlse: bool = False, **options: Any
+) -> list[Comparison]:
+    """Compare out, lse, dq, dk, dv of ``attention(q, k, v, **options) -> (out, lse)`` with float64.
+
+    ``options`` are softmax_scale, causal, window_size and softcap. The gradient flows from ``dout``, and from ``dlse`` too where
+    ``use_dlse`` is set and only at rows that see a key (elsewhere lse is the constant -inf).
+
+    Raises:
+        AssertionError: a result leaves the bound of ``compare``; the message lists every result.
+    """
+    arrays = [x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v)]
+    expected = standard_attention(*arrays, **options)
+    dlse = None
+    if use_dlse:
+        dlse = inputs.dlse.masked_fill(torch.from_numpy(expected.lse == -float("inf")).to(inputs.dlse.device), 0.0)
+    actual, baseline = (_run(f, inputs, dlse, backward, options) for f in (attention, torch_attention))
+    references = {"out": expected.out, "lse": expected.lse}
+    if backward:
+        gradients = standard_attention_backward(
+            *arrays, inputs.dout.double().cpu().numpy(), None if dlse is None else dlse.double().cpu().numpy(), **options
+        )
+        references |= {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
+    comparisons = [compare(name, actual[name], reference, baseline[name]) for name, reference in references.items()]
+    assert all(c.ok for c in comparisons), "\n".join(map(str, comparisons))
+    return comparisons
+
+
+def _run(
+    attention: AttentionFunction, inputs: AttentionInputs, dlse: Tensor | None, backward: bool, options: dict[str, Any]
+) -> dict[str, Tensor]:
+    q, k, v = inputs.leaves() if backward else (inputs.q, inputs.k, inputs.v)
+    out, lse = attention(q, k, v, **options)
+    results = {"out": out, "lse": lse}
+    if backward:
+        outputs, cotangents = [out], [inputs.dout]
+        if dlse is not None:
+            outputs, cotangents = [out, lse], [inputs.dout, dlse]
+        results |= dict(zip(("dq", "dk", "dv"), torch.autograd.grad(outputs, (q, k, v), cotangents), strict=True))
+    return results

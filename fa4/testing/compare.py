@@ -1,0 +1,89 @@
+"""The one error bound, and a comparison that says how wrong, where, and in units of the last place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Worst deviation of one result from float64.
+
+    ``error`` and ``bound`` are absolute; ``index`` is where the error is worst (empty for empty results); ``ulp`` is that error in
+    units of the last place of the reference there; ``mismatches`` counts entries that are non-finite on one side only or differ as
+    infinities.
+    """
+
+    name: str
+    error: float
+    bound: float
+    index: tuple[int, ...]
+    ulp: float
+    mismatches: int
+
+    @property
+    def ok(self) -> bool:
+        """Within the bound, and non-finite exactly where the reference is."""
+        return self.mismatches == 0 and self.error <= self.bound
+
+    def __str__(self) -> str:
+        """One line, fit for a test failure."""
+        verdict = "ok" if self.ok else "WRONG"
+        infinite = f", {self.mismatches} entries non-finite on one side" if self.mismatches else ""
+        return (
+            f"{self.name}: {verdict}: worst error {self.error:.3g} at {self.index} ({self.ulp:.3g} ulp), bound {self.bound:.3g}{infinite}"
+        )
+
+
+def compare(name: str, actual: Tensor, reference: Float64Array, baseline: Tensor) -> Comparison:
+    """Compare ``actual`` with the float64 ``reference`` under ``err <= 2 * err_baseline + 2 * rounding``.
+
+    ``baseline`` is a plain torch computation in the dtype of ``actual`` (``torch_attention``), so ``err_baseline`` is what the
+    arithmetic of that dtype costs anyway. ``rounding`` is ``max |((ref + 0.3) - 0.3) - ref|`` in that dtype: what one addition of
+    order one loses. The rule is that of the FlashAttention tests and of this project's design; there is no per-test tolerance.
+
+    Raises:
+        AssertionError: shapes or dtypes differ, or the baseline is not finite where the reference is (the inputs are outside what
+            the dtype can represent, so no bound follows).
+    """
+    assert tuple(actual.shape) == reference.shape == tuple(baseline.shape), (name, actual.shape, reference.shape, baseline.shape)
+    assert actual.dtype == baseline.dtype, (name, actual.dtype, baseline.dtype)
+    if actual.numel() == 0:
+        return Comparison(name, 0.0, 0.0, (), 0.0, 0)
+    finite = np.isfinite(reference)
+    rounded = torch.from_numpy(np.where(finite, reference, 0.0)).to(actual.dtype)
+    rounding = float((((rounded + 0.3) - 0.3) - rounded).double().abs().max())
+    baseline_error = _deviation(baseline, reference, finite)
+    assert np.isfinite(baseline_error).all(), f"{name}: the {actual.dtype} baseline overflows: no bound for these inputs"
+    measured = actual.detach().double().cpu().numpy()
+    error = _deviation(actual, reference, finite)
+    same = np.where(finite, np.isfinite(measured), (measured == reference) | (np.isnan(measured) & np.isnan(reference)))
+    worst = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
+    return Comparison(
+        name=name,
+        error=float(error[worst]),
+        bound=2 * float(baseline_error.max()) + 2 * rounding,
+        index=tuple(int(i) for i in worst),
+        ulp=float(error[worst] / _ulp(reference[worst], actual.dtype)),
+        mismatches=int((~same).sum()),
+    )
+
+
+def _deviation(tensor: Tensor, reference: Float64Array, finite: npt.NDArray[np.bool_]) -> Float64Array:
+    """|tensor - reference| where the reference is finite, else 0."""
+    values = tensor.detach().double().cpu().numpy()
+    return np.abs(np.subtract(values, reference, where=finite, out=np.zeros_like(reference)))
+
+
+def _ulp(value: float, dtype: torch.dtype) -> float:
+    """Spacing of ``dtype`` at ``value``, not below that of its smallest normal number."""
+    info = torch.finfo(dtype)
+    magnitude = max(abs(float(value)) if np.isfinite(value) else 0.0, info.tiny)
+    return float(2.0 ** np.floor(np.log2(magnitude)) * info.eps)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fa4.cli import main
+
+
+def fa4_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    command = Path(sys.executable).with_name("fa4")
+    return subprocess.run([str(command), *arguments], capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_help_names_every_command():
+    result = fa4_command("--help")
+    assert result.returncode == 0
+    for command in ("demo", "support"):
+        assert command in result.stdout
+
+
+def test_help_is_light(capsys, monkeypatch):
+    """The parser needs neither torch nor cutlass."""
+    code = "import sys, fa4.cli; fa4.cli.build_parser(); print('torch' in sys.modules, 'cutlass' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["False"] * 2
+
+
+def test_demo(capsys):
+    assert main(["demo", "--seqlen", "96", "--long-seqlen", "512"]) == 0
+    output = capsys.readouterr().out
+    rows = [line for line in output.splitlines() if re.search(r"float\d+\)", line)]
+    assert len(rows) == 3 * 5
+    for row in rows:
+        error, _ulp, bound = row.split()[-4:-1]
+        assert 0 < float(error) <= float(bound)
+    for part in ("bfloat16", "GFLOP/s", "peak memory", "What to try next", "fa4.attention"):
+        assert part in output
+
+
+def test_demo_takes_a_text(tmp_path, capsys):
+    text = tmp_path / "story.txt"
+    text.write_text("once upon a time " * 3)
+    assert main(["demo", "--text", str(text), "--seqlen", "70", "--long-seqlen", "256"]) == 0
+    assert "story.txt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--text", "nowhere.txt"], "nowhere.txt"),
+        (["demo", "--seqlen", "0"], "--seqlen"),
+        (["demo", "--seqlen", "many"], "--seqlen"),
+        (["dmo"], "invalid choice: 'dmo'"),
+        ([], "COMMAND"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_give_one_clear_message(arguments, message):
+    result = fa4_command(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_empty_text(tmp_path):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    result = fa4_command("demo", "--text", str(empty))
+    assert result.returncode == 2
+    assert "is empty" in result.stderr
+
+
+def test_support(capsys):
+    from fa4.support_table import FEATURES
+
+    assert main(["support"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["feature", "cpu", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+    assert len(lines) == 2 + len(FEATURES)
+
+
+def test_closed_pipe_is_quiet():
+    script = f"{Path(sys.executable).with_name('fa4')} support | head -1"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert result.stderr == ""

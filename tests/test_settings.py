@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import fa4
+from fa4._settings import Settings, current, from_environment
+
+
+def test_environment_is_mirrored():
+    assert from_environment({}) == Settings()
+    assert from_environment({"FA4_CPU_PATH": "tiled", "HOME": "/"}) == Settings(cpu_path="tiled")
+
+
+def test_unknown_variable_warns_and_names_the_known_ones():
+    with pytest.warns(UserWarning, match=r"FA4_CPU_PTAH; known ones: FA4_CPU_PATH"):
+        assert from_environment({"FA4_CPU_PTAH": "tiled"}) == Settings()
+
+
+def test_bad_values_raise():
+    with pytest.raises(fa4.ArgumentError, match=r"cpu_path='fast'.*auto, tiled"):
+        from_environment({"FA4_CPU_PATH": "fast"})
+    with pytest.raises(fa4.ArgumentError, match="cpu_path='fast'"), fa4.settings(cpu_path="fast"):
+        pass
+    with pytest.raises(fa4.ArgumentError, match=r"cpu_ptah='tiled'.*settings are cpu_path"), fa4.settings(cpu_ptah="tiled"):
+        pass
+
+
+def test_block_restores_also_after_an_error():
+    before = current()
+
+    def fail_inside():
+        with fa4.settings(cpu_path="tiled") as inside:
+            assert inside == current() == Settings(cpu_path="tiled")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_inside()
+    assert current() == before
+
+
+def test_another_thread_does_not_see_the_change():
+    seen = []
+    with fa4.settings(cpu_path="tiled"):
+        thread = threading.Thread(target=lambda: seen.append(current().cpu_path))
+        thread.start()
+        thread.join()
+    assert seen == ["auto"]
+
+
+def test_settings_are_immutable():
+    with pytest.raises(AttributeError):
+        current().cpu_path = "tiled"
