@@ -52,3 +52,23 @@ def test_another_thread_does_not_see_the_change():
 def test_settings_are_immutable():
     with pytest.raises(AttributeError):
         current().cpu_path = "tiled"
+
+
+def test_cpu_path_chooses_the_path(monkeypatch):
+    """Read when the op runs, so a compiled function obeys it too."""
+    import torch
+
+    from fa4.cpu import torch_flash
+
+    calls = []
+    for name in ("forward", "backward"):
+        original = getattr(torch_flash, name)
+        monkeypatch.setattr(torch_flash, name, lambda *a, original=original, name=name: (calls.append(name), original(*a))[1])
+    x = torch.randn(1, 8, 2, 16, requires_grad=True)
+    compiled = torch.compile(fa4.attention, fullgraph=True, backend="aot_eager")
+    for function in (fa4.attention, compiled):
+        for path, expected in (("auto", ["forward", "backward"]), ("tiled", [])):
+            calls.clear()
+            with fa4.settings(cpu_path=path):
+                function(x, x, x).sum().backward()
+            assert calls == expected

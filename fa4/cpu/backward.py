@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fa4._settings import current
 from fa4.cpu import torch_flash
 from fa4.cpu.tiles import Band, Gradients, Needed, Pairs, Plan, Saved, by_row, hide, scores, split
 from fa4.problem import AttentionOptions
 
-# Float32 elements of dk and dv that are summed at a time: 16 MB.
-SUM_ELEMENTS = 1 << 22
+# Float32 elements of dk and dv that are summed at a time: 8 MB.
+SUM_ELEMENTS = 1 << 21
 
 
 def attention_backward(
@@ -38,8 +39,9 @@ def attention_backward(
     if dout is None:
         dout = q.new_zeros(()).expand_as(out)
     saved = Saved(q, k, v, out, lse, dout, dlse)
-    backward = torch_flash.backward if torch_flash.fits_backward(saved, options, needed) else tiled_backward
-    return backward(saved, options, needed)
+    if current().cpu_path == "auto" and torch_flash.fits_backward(saved, options, needed):
+        return torch_flash.backward(saved, options, needed)
+    return tiled_backward(saved, options, needed)
 
 
 @dataclass(frozen=True)

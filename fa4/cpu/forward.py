@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fa4._settings import current
 from fa4.cpu import torch_flash
 from fa4.cpu.tiles import Band, Pairs, Plan, by_row, hide, scores, split
 from fa4.problem import AttentionOptions
@@ -18,8 +19,9 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 
     Arguments are validated by the caller; nothing is raised for them here. Algorithm: arXiv 2307.08691, Algorithm 1.
     """
-    forward = torch_flash.forward if torch_flash.fits_forward(q, k, v, options) else tiled_forward
-    return forward(q, k, v, options)
+    if current().cpu_path == "auto" and torch_flash.fits_forward(q, k, v, options):
+        return torch_flash.forward(q, k, v, options)
+    return tiled_forward(q, k, v, options)
 
 
 def tiled_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:

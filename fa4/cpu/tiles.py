@@ -70,7 +70,7 @@ class Band:
     @property
     def live(self) -> range:
         """The rows that see at least one key."""
-        if self.first > self.last:
+        if self.first > self.last or self.keys == 0:
             return range(0)
         start = min(max(0, -self.last), self.rows)
         return range(start, max(start, min(self.rows, self.keys - self.first)))
@@ -114,8 +114,8 @@ class Pairs:
         positions = range(x.shape[1]) if positions is None else positions
         heads = slice(self.heads.start * self.group, self.heads.stop * self.group)
         part = x[self.batches, positions.start : positions.stop, heads]
-        batches, rows, _, dim = part.shape
-        return part.view(batches, rows, -1, self.group, dim).permute(0, 2, 1, 3, 4)
+        batches, rows, count, dim = part.shape
+        return part.view(batches, rows, count // self.group, self.group, dim).permute(0, 2, 1, 3, 4)
 
     @property
     def keys(self) -> Pairs:
@@ -125,7 +125,7 @@ class Pairs:
     def load(self, x: Tensor, positions: range) -> Tensor:
         """Float32 copy (pairs, positions * group, D) of a part of (B, S, H, D)."""
         view = self.view(x, positions)
-        return torch.empty(view.shape).copy_(view).view(-1, len(positions) * self.group, x.shape[3])
+        return torch.empty(view.shape).copy_(view).view(self.count, len(positions) * self.group, x.shape[3])
 
     def store(self, x: Tensor, positions: range, tile: Tensor) -> None:
         """Write a tile into its part of ``x``, rounding to the dtype of ``x``."""

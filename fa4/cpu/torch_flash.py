@@ -17,15 +17,15 @@ from torch import Tensor
 from fa4.cpu.tiles import Band, Gradients, Needed, Pairs, Saved, blocks, by_row
 from fa4.problem import AttentionOptions
 
-# Temporaries of one call into torch; with its per-thread tiles this stays below 64 MB.
-EXTRA_BYTES = 40 << 20
+# Temporaries of one call into torch. Its own tiles, about 1 MB per thread, come on top.
+EXTRA_BYTES = 32 << 20
 
 _aten = torch.ops.aten
 
 
 def fits_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     """Whether ``forward`` serves the request within its memory."""
-    return _fits(q, k, v, options) and _forward_bytes(q, k) <= EXTRA_BYTES
+    return _fits(q, k, v, options) and (_whole_forward(q, k) or _forward_bytes(q, k) <= EXTRA_BYTES)
 
 
 def fits_backward(saved: Saved, options: AttentionOptions, needed: Needed) -> bool:
@@ -73,8 +73,13 @@ def _backward_bytes(q: Tensor, k: Tensor) -> int:
     return 4 * q.shape[3] * (4 * group * q.shape[1] + (2 * group + 3) * k.shape[1])
 
 
+def _whole_forward(q: Tensor, k: Tensor) -> bool:
+    """Whether one call returns the result itself; its lse has other strides and is copied."""
+    return _in_one_call(q, k) and 4 * q.numel() // q.shape[3] <= EXTRA_BYTES
+
+
 def _in_one_call(q: Tensor, k: Tensor) -> bool:
-    """Whether the gradients that torch returns are the results themselves."""
+    """Whether the tensors that torch returns for all pairs are the results themselves."""
     return q.dtype == torch.float32 and q.shape[2] == k.shape[2]
 
 
@@ -90,6 +95,10 @@ def _blocks(q: Tensor, k: Tensor, each: int) -> tuple[int, list[Pairs]]:
     return (1, list(blocks(batch, heads, group, (most, 1)))) if batch >= heads else (0, list(blocks(batch, heads, group, (1, most))))
 
 
+def _everything(k: Tensor) -> Pairs:
+    return Pairs(slice(0, k.shape[0]), slice(0, k.shape[2]), 1)
+
+
 def _operand(pairs: Pairs, x: Tensor, call: tuple[int, int, torch.dtype]) -> Tensor:
     """The block's part of (B, S, H, D) as torch's (., ., S, D) in the call's dtype; a view where x has that dtype already."""
     group, drop, dtype = call
@@ -100,7 +109,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
     """``fa4.cpu.forward.attention_forward`` where ``fits_forward`` holds."""
     causal = not Band.of(q.shape[1], k.shape[1], options).full
     dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
-    drop, calls = _blocks(q, k, _forward_bytes(q, k))
+    drop, calls = (2, [_everything(k)]) if _whole_forward(q, k) else _blocks(q, k, _forward_bytes(q, k))
     out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
     for pairs in calls:
         call = pairs.group, drop, dtype
@@ -117,8 +126,7 @@ def backward(saved: Saved, options: AttentionOptions, needed: Needed) -> Gradien
     """``fa4.cpu.backward.attention_backward`` where ``fits_backward`` holds."""
     q, k, v = saved.q, saved.k, saved.v
     if _in_one_call(q, k):
-        whole = Pairs(slice(0, k.shape[0]), slice(0, k.shape[2]), 1)
-        gradients = (x.transpose(1, 2).contiguous() for x in _backward_call(whole, saved, options, 2))
+        gradients = (x.transpose(1, 2).contiguous() for x in _backward_call(_everything(k), saved, options, 2))
         dq, dk, dv = (x if need else None for x, need in zip(gradients, needed, strict=True))
         return dq, dk, dv
     results = [torch.empty(x.shape, dtype=x.dtype) if need else None for x, need in zip((q, k, v), needed, strict=True)]
@@ -128,9 +136,9 @@ def backward(saved: Saved, options: AttentionOptions, needed: Needed) -> Gradien
         for side, result, part in zip((pairs, pairs.keys, pairs.keys), results, parts, strict=True):
             if result is not None:
                 place = side.view(result).transpose(2, 3)
-                if side.group < pairs.group:  # query heads that share a key head add up in its gradient
-                    part = part.sum(1)
-                place.copy_(part.view(place.shape))
+                # Query heads that share a key head add up in its gradient.
+                total = part.sum(1) if side.group < pairs.group else part
+                place.copy_(total.view(place.shape))
     dq, dk, dv = results
     return dq, dk, dv
 
