@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import Any
 
 from fa4.arch import get_arch
+from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
 
 BACKENDS = ("cpu", "cuda", "vgpu")
 
-# (direction, "cpu" or architecture family) -> "module:function".
+# (direction, "cpu" or architecture family) -> "module:function", or "module:Class" of a kernel.
 IMPLEMENTATIONS = {
     ("forward", "cpu"): "fa4.cpu.forward:attention_forward",
     ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
@@ -70,3 +71,16 @@ def load(direction: str, target: str) -> Callable[..., Any]:
     module, function = IMPLEMENTATIONS[direction, target].split(":")
     implementation: Callable[..., Any] = getattr(import_module(module), function)
     return implementation
+
+
+def kernel(direction: str, arch: str) -> str:
+    """The kernel class of a direction on an architecture, as "module:Class", without importing it.
+
+    Raises:
+        UnsupportedError: there is none.
+        BackendError: an unknown architecture.
+    """
+    target = (direction, get_arch(arch).family)
+    if target not in IMPLEMENTATIONS:
+        raise UnsupportedError("arch", arch, f"there is no {direction} kernel for it yet", "fa4.supports(...) says what is served")
+    return IMPLEMENTATIONS[target]
