@@ -20,6 +20,16 @@ def by_row(acc: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(acc.iterator, layout)
 
 
+def by_n16(acc: cute.Tensor) -> cute.Tensor:
+    """View of an accumulator as ``((2, 2), M, (2, N / 2))``: the two n8 blocks that one ldmatrix x4 of operand B feeds."""
+    shape, stride = acc.layout.shape, acc.layout.stride
+    layout = cute.make_layout(
+        (shape[0], shape[1], (2, shape[2] // 2)),
+        stride=(stride[0], stride[1], (stride[2], 2 * stride[2])),
+    )
+    return cute.make_tensor(acc.iterator, layout)
+
+
 def as_operand_a(acc: cute.Tensor) -> cute.Tensor:
     """View of a 16-bit accumulator as operand A of the next product: two n8 blocks side by side are one k16 block.
 

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, const_expr
 
-from fa4.kernels.ampere.forward.layouts import CHUNK, copy_threads, tiled_copy
+from fa4.kernels.ampere.forward.layouts import CHUNK, copy_threads
 from fa4.kernels.common.fragments import by_row
 
 
@@ -27,7 +27,7 @@ def store_lse(mLSE: cute.Tensor, lse: cute.Tensor, tiled_mma: cute.TiledMma, til
 def store_output(
     mO: cute.Tensor, acc_O: cute.Tensor, sO: cute.Tensor, tiled_mma: cute.TiledMma, query_tile: Int32, threads: cutlass.Constexpr[int]
 ) -> None:
-    """Round acc_O to 16 bits and write the rows of ``mO`` (Sq, Dv) that exist, through ``sO`` (tile_m, padded Dv, 1).
+    """Round acc_O to 16 bits and write the rows of ``mO`` (Sq, Dv) that exist, through ``sO`` (tile_m, padded Dv).
 
     ``sO`` lies over Q, K and V: all warps must be done with them, hence a barrier before as well as after.
     """
@@ -36,22 +36,23 @@ def store_output(
     rO = cute.make_rmem_tensor_like(acc_O, mO.element_type)
     rO.store(acc_O.load().to(mO.element_type))
     cute.arch.sync_threads()
-    cute.autovec_copy(rO, tiled_mma.get_slice(tidx).partition_C(sO[None, None, 0]))
+    cute.autovec_copy(rO, tiled_mma.get_slice(tidx).partition_C(sO))
     cute.arch.sync_threads()
 
     down, along = copy_threads(rows, head_dim, threads)
-    copy = tiled_copy(cute.nvgpu.CopyUniversalOp(), mO.element_type, rows, head_dim, threads).get_slice(tidx)
-    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), mO.element_type, num_bits_per_copy=CHUNK * mO.element_type.width)
-    tOsO = copy.partition_S(sO[None, None, 0])
-    tOgO = copy.partition_D(cute.local_tile(mO, (rows, columns), (query_tile, 0)))
+    atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), mO.element_type, num_bits_per_copy=128)
+    copy = cute.make_tiled_copy_tv(atom, cute.make_layout((down, along), stride=(along, 1)), cute.make_layout((1, CHUNK)))
+    thread = copy.get_slice(tidx)
+    tOsO = thread.partition_S(sO)
+    tOgO = thread.partition_D(cute.local_tile(mO, (rows, columns), (query_tile, 0)))
     rows_left = mO.shape[0] - query_tile * rows - tidx // along
     columns_left = head_dim - tidx % along * CHUNK
     for r in cutlass.range_constexpr(cute.size(tOsO, mode=[1])):
-        for c in cutlass.range_constexpr(cute.size(tOsO, mode=[2])):
+        for block in cutlass.range_constexpr(cute.size(tOsO, mode=[2])):
             inside = Boolean(r * down < rows_left)
-            if const_expr((c + 1) * along * CHUNK > head_dim):
-                inside = inside & (c * along * CHUNK < columns_left)
+            if const_expr((block + 1) * along * CHUNK > head_dim):
+                inside = inside & (block * along * CHUNK < columns_left)
             if inside:
-                chunk = cute.make_rmem_tensor_like(tOsO[None, r, c])
-                cute.copy(atom, tOsO[None, r, c], chunk)
-                cute.copy(atom, chunk, tOgO[None, r, c])
+                chunk = cute.make_rmem_tensor_like(tOsO[None, r, block])
+                cute.copy(atom, tOsO[None, r, block], chunk)
+                cute.copy(atom, chunk, tOgO[None, r, block])

@@ -15,7 +15,7 @@ from fa4.kernels.ampere.forward.epilogue import store_lse, store_output
 from fa4.kernels.ampere.forward.layouts import tile_layout, tiled_mma
 from fa4.kernels.ampere.forward.load import TileLoad
 from fa4.kernels.ampere.forward.mainloop import Mainloop
-from fa4.kernels.ampere.forward.mma import Products
+from fa4.kernels.ampere.forward.mma import operands
 from fa4.kernels.common import online_softmax
 from fa4.kernels.common.mask import Band, band_limits
 from fa4.kernels.common.score import ScoreScalars, score_scalars
@@ -174,33 +174,26 @@ class AmpereForward:
         acc_O.fill(0.0)
         online_softmax.reset(row_max, row_sum)
         if tiles.end > tiles.begin:
-            Mainloop(
-                TileLoad.of(mQ[batch, None, head, None], sQ, config.threads, tidx),
-                TileLoad.of(mK[batch, None, head_kv, None], sK, config.threads, tidx),
-                TileLoad.of(mV[batch, None, head_kv, None], sV, config.threads, tidx),
-                Products.of(mma, sQ, sK, sV, tidx),
-                acc_O,
-                row_max,
-                row_sum,
-                band,
-                scalars,
-                (config.tile_m, config.tile_n),
-                config.stages,
-            ).run(query_tile, tiles)
+            load_Q = TileLoad.of(mQ[batch, None, head, None], sQ, config.threads, tidx)
+            load_K = TileLoad.of(mK[batch, None, head_kv, None], sK, config.threads, tidx)
+            load_V = TileLoad.of(mV[batch, None, head_kv, None], sV, config.threads, tidx)
+            Q, K, V = operands(sQ, sK, sV, (problem.head_dim, problem.head_dim_v), tidx)
+            loop = Mainloop(load_K, load_V, Q, K, V, mma, acc_O, row_max, row_sum, band, scalars, config)
+            loop.run(load_Q, query_tile, tiles)
         online_softmax.finish(acc_O, row_max, row_sum)
         store_lse(mLSE[batch, head, None], row_max, mma, config.tile_m, first_row)
         store_output(mO[batch, None, head, None], acc_O, sO, mma, query_tile, config.threads)
 
     def _shared(self) -> tuple[cute.Tensor, ...]:
-        """Q, the ring of K, the ring of V, and O over all of them."""
+        """First slots of Q, the ring of K and the ring of V; O lies over all of them."""
         problem, config = self.problem, self.config
         size = ampere_forward_shared_memory(config, problem.head_dim, problem.head_dim_v).size
         base = memory.SmemAllocator().allocate_array(self.dtype, size // 2, byte_alignment=128)
-        layout_Q = tile_layout(config.tile_m, problem.head_dim, 1)
-        layout_K = tile_layout(config.tile_n, problem.head_dim, config.stages)
-        layout_V = tile_layout(config.tile_n, problem.head_dim_v, config.stages)
-        layout_O = tile_layout(config.tile_m, problem.head_dim_v, 1)
+        layout_Q = tile_layout(config.tile_m, problem.head_dim)
+        layout_K = tile_layout(config.tile_n, problem.head_dim)
+        layout_V = tile_layout(config.tile_n, problem.head_dim_v)
+        layout_O = tile_layout(config.tile_m, problem.head_dim_v)
         at_K = cute.cosize(layout_Q)
-        at_V = at_K + cute.cosize(layout_K)
+        at_V = at_K + config.stages * cute.cosize(layout_K)
         places = ((0, layout_Q), (at_K, layout_K), (at_V, layout_V), (0, layout_O))
         return tuple(cute.make_tensor(base + at, layout) for at, layout in places)

@@ -11,80 +11,106 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, const_expr
+from cutlass import Boolean, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync
 
-from fa4.kernels.ampere.forward.layouts import CHUNK, copy_threads, load_op, tiled_copy
+from fa4.config import ELEMENT_BYTES, padded_head_dim
+from fa4.kernels.ampere.forward.layouts import CHUNK, address, block_bytes, copy_threads
 
 
 @dataclass(frozen=True)
 class TileLoad:
-    """Loads tiles of one operand of one (batch, head).
+    """Copies tiles of one operand of one (batch, head): this thread's chunks.
 
-    ``tXgX`` (chunk, rows, column blocks, tile) and ``tXsX`` (chunk, rows, column blocks, stage) are this thread's parts.
+    ``source`` is the address of the thread's first chunk of tile 0, ``target`` the one in shared memory; ``row_group`` the bytes between
+    two rows of a thread, and ``tile`` those between two tiles. Addresses in global memory are 64-bit throughout, so that neither a
+    long sequence nor a large stride overflows.
     """
 
-    tXgX: cute.Tensor
-    tXsX: cute.Tensor
-    atom: cute.CopyAtom
-    tidx: Int32
+    source: Int64
+    target: Int32
+    row_group: Int64
+    tile: Int64
+    thread_row: Int32
+    thread_column: Int32
+    dtype: Any
     rows: int
     head_dim: int
     threads: int
 
     @staticmethod
     def of(mX: cute.Tensor, sX: cute.Tensor, threads: int, tidx: Int32) -> TileLoad:
-        """Partition ``mX`` (sequence, head dim) into tiles shaped like ``sX`` (rows, padded head dim, stage)."""
-        rows, columns, head_dim = cute.size(sX, mode=[0]), cute.size(sX, mode=[1]), mX.shape[1]
-        copy = tiled_copy(load_op(), mX.element_type, rows, head_dim, threads)
-        thread = copy.get_slice(tidx)
-        gX = cute.local_tile(mX, (rows, columns), (None, 0))
-        atom = cute.make_copy_atom(load_op(), mX.element_type, num_bits_per_copy=CHUNK * mX.element_type.width)
-        return TileLoad(thread.partition_S(gX), thread.partition_D(sX), atom, tidx, rows, head_dim, threads)
+        """Loads of ``mX`` (sequence, head dim) in tiles shaped like ``sX`` (rows, padded head dim)."""
+        rows, head_dim = cute.size(sX, mode=[0]), mX.shape[1]
+        down, along = copy_threads(rows, head_dim, threads)
+        row, column = tidx // along, tidx % along * CHUNK
+        stride = Int64(mX.stride[0]) * ELEMENT_BYTES
+        source = mX.iterator.toint() + Int64(row) * stride + Int64(column * ELEMENT_BYTES)
+        return TileLoad(
+            source, address(sX, row, column), stride * down, stride * rows, row, column, mX.element_type, rows, head_dim, threads
+        )
+
+    def at(self, tile: Int32) -> Int64:
+        """Where this thread's part of a tile starts."""
+        return self.source + Int64(tile) * self.tile
 
     @cute.jit
-    def start(self, tile: Int32, stage: Int32, seqlen: Int32, bounded: cutlass.Constexpr[bool]) -> None:
-        """Issue the copies of a tile. Only the last tile of a sequence can have rows beyond it: others are not ``bounded``."""
+    def start(self, source: Int64, target: Int32, rows_left: Int32, bounded: cutlass.Constexpr[bool]) -> None:
+        """Issue the copies of the tile at ``source``; with ``bounded`` only its first ``rows_left`` rows exist."""
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
         if const_expr(down * along < self.threads):
-            if self.tidx < down * along:
-                self._start(tile, stage, seqlen, bounded)
+            if self.thread_row < self.rows:
+                self._start(source, target, rows_left, bounded)
         else:
-            self._start(tile, stage, seqlen, bounded)
+            self._start(source, target, rows_left, bounded)
 
     @cute.jit
-    def _start(self, tile: Int32, stage: Int32, seqlen: Int32, bounded: cutlass.Constexpr[bool]) -> None:
+    def _start(self, source: Int64, target: Int32, rows_left: Int32, bounded: cutlass.Constexpr[bool]) -> None:
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
-        rows_left = seqlen - tile * self.rows - self.tidx // along
-        columns_left = self.head_dim - self.tidx % along * CHUNK
-        for r in cutlass.range_constexpr(cute.size(self.tXsX, mode=[1])):
-            for c in cutlass.range_constexpr(cute.size(self.tXsX, mode=[2])):
-                source, target = self.tXgX[None, r, c, tile], self.tXsX[None, r, c, stage]
-                cut = const_expr((c + 1) * along * CHUNK > self.head_dim)
+        atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), self.dtype, num_bits_per_copy=128)
+        chunk = cute.make_layout(((CHUNK, 1),))
+        width = along * CHUNK
+        row_bytes = width * ELEMENT_BYTES
+        for r in cutlass.range_constexpr(self.rows // down):
+            for block in cutlass.range_constexpr(padded_head_dim(self.head_dim) // width):
+                gX = cute.make_ptr(self.dtype, source + block * row_bytes, cute.AddressSpace.gmem, assumed_align=16)
+                at = target + (block * block_bytes(self.rows, self.head_dim) + r * down * row_bytes)
+                sX = cute.make_ptr(self.dtype, at, cute.AddressSpace.smem, assumed_align=16)
+                cut = (block + 1) * width > self.head_dim
                 if const_expr(bounded or cut):
                     inside = Boolean(True)
                     if const_expr(bounded):
-                        inside = r * down < rows_left
+                        inside = self.thread_row + r * down < rows_left
                     if const_expr(cut):
-                        inside = inside & (c * along * CHUNK < columns_left)
+                        inside = inside & (self.thread_column + block * width < self.head_dim)
                     pred = cute.make_rmem_tensor(1, Boolean)
                     pred[0] = inside
-                    cute.copy(self.atom, source, target, pred=pred)
+                    cute.copy(atom, cute.make_tensor(gX, chunk), cute.make_tensor(sX, chunk), pred=pred)
                 else:
-                    cute.copy(self.atom, source, target)
+                    cute.copy(atom, cute.make_tensor(gX, chunk), cute.make_tensor(sX, chunk))
+            source = source + self.row_group
+
+    @cute.jit
+    def flip_signs(self, flip: Int32) -> None:
+        """Exclusive-or what this thread copied to the first slot (it must have landed) with ``flip``, two elements at a time.
+
+        A negative scale becomes a positive one with -Q, so that the largest score is always the one with the largest product.
+        """
+        down, along = copy_threads(self.rows, self.head_dim, self.threads)
+        row_bytes = along * CHUNK * ELEMENT_BYTES
+        for r in cutlass.range_constexpr(self.rows // down):
+            for block in cutlass.range_constexpr(padded_head_dim(self.head_dim) // (along * CHUNK)):
+                at = self.target + (block * block_bytes(self.rows, self.head_dim) + r * down * row_bytes)
+                words = cute.make_tensor(cute.make_ptr(Int32, at, cute.AddressSpace.smem, assumed_align=16), cute.make_layout(CHUNK // 2))
+                values = cute.make_rmem_tensor(CHUNK // 2, Int32)
+                cute.autovec_copy(words, values)
+                for i in cutlass.range_constexpr(CHUNK // 2):
+                    values[i] = values[i] ^ flip
+                cute.autovec_copy(values, words)
 
 
 @cute.jit
-def negate(load: TileLoad, flip: Int32) -> None:
-    """Flip the signs of what this thread loaded into stage 0 (its copies must have landed): ``flip`` is 0x80008000.
-
-    A negative scale becomes a positive one with -Q, so that the largest score is always the one with the largest product.
-    """
-    words = cute.recast_tensor(load.tXsX[None, None, None, 0], Int32)
-    for i in cutlass.range_constexpr(cute.size(words)):
-        words[i] = words[i] ^ flip
-
-
-def wait_for(pending: int) -> Any:
-    """Wait until at most ``pending`` groups of this thread's copies are in flight, then for the same of all threads."""
+def wait_for(pending: cutlass.Constexpr[int]) -> None:
+    """Wait until at most ``pending`` groups of this thread's copies are in flight, then until the same holds for every thread."""
     cute.arch.cp_async_wait_group(pending)
     cute.arch.sync_threads()
