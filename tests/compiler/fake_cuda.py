@@ -54,7 +54,7 @@ class FakeCudaVector:
 
 @dataclass
 class FakeRuntime:
-    """Stands in for the DSL's runtime library: ``resolve`` goes to ``load_function``; ``launches`` holds (kernel, grid, block, shared, args)."""
+    """Stands in for the DSL's runtime library; ``launches`` holds (kernel, grid, block, dynamic shared memory, argument pointers)."""
 
     launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int, Any]] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401 -- tvm_ffi wants it imported first
+import torch
 from conftest import REQUEST, fake_artifact, run_python
 from fake_cuda import FakeCudaVector, FakeRuntime
 
