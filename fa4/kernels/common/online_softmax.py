@@ -38,28 +38,38 @@ def update(
     every P is then exp2(-inf) = 0, and no (-inf) - (-inf) arises. A row that has seen a key has P = 1 at its maximum.
     """
     S, O = by_row(acc_S), by_row(acc_O)
-    columns = cute.size(S, mode=[1])
-    for r in cutlass.range_constexpr(cute.size(row_max)):
+    rows, columns = cute.size(row_max), cute.size(S, mode=[1])
+    new_max = cute.make_rmem_tensor(rows, Float32)
+    grown = Boolean(False)
+    for r in cutlass.range_constexpr(rows):
         tile_max = S[r, 0]
         for c in cutlass.range_constexpr(1, columns):
             tile_max = cute.arch.fmax(tile_max, S[r, c])
         tile_max = quad_max(tile_max)
         if const_expr(scale_log2 is not None):
             tile_max = tile_max * scale_log2
-        old_max = row_max[r]
-        new_max = cute.arch.fmax(old_max, tile_max)
-        row_max[r] = new_max
+        new_max[r] = cute.arch.fmax(row_max[r], tile_max)
+        grown = grown | (new_max[r] - row_max[r] > 8.0)
+    if cute.arch.vote_any_sync(grown):
+        for r in cutlass.range_constexpr(rows):
+            base = new_max[r]
+            if const_expr(masked):
+                base = Float32(0.0) if base == -Float32.inf else base
+            shrink = cute.math.exp2(row_max[r] - base, fastmath=True)
+            row_max[r] = new_max[r]
+            row_sum[r] = row_sum[r] * shrink
+            for c in cutlass.range_constexpr(cute.size(O, mode=[1])):
+                O[r, c] = O[r, c] * shrink
+    for r in cutlass.range_constexpr(rows):
+        base = row_max[r]
         if const_expr(masked):
-            new_max = Float32(0.0) if new_max == -Float32.inf else new_max
-        shrink = cute.math.exp2(old_max - new_max, fastmath=True)
-        for c in cutlass.range_constexpr(cute.size(O, mode=[1])):
-            O[r, c] = O[r, c] * shrink
-        total = row_sum[r] * shrink
+            base = Float32(0.0) if base == -Float32.inf else base
+        total = row_sum[r]
         for c in cutlass.range_constexpr(columns):
             score = S[r, c]
             if const_expr(scale_log2 is not None):
                 score = score * scale_log2
-            P = cute.math.exp2(score - new_max, fastmath=True)
+            P = cute.math.exp2(score - base, fastmath=True)
             S[r, c] = P
             total = total + P
         row_sum[r] = total
