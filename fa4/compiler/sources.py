@@ -126,11 +126,12 @@ def _import_lines(source: str) -> str | None:
     found = []
     lines = iter(source.splitlines())
     for line in lines:
-        statement = line.partition("#")[0].strip()
-        if not _IMPORT.search(statement):
+        statement = line.strip()
+        if not _IMPORT.search(statement) or statement.startswith("#"):
             continue
         if not statement.startswith(("import ", "from ")):
             return None
+        statement = statement.partition("#")[0]
         while statement.count("(") > statement.count(")"):
             following = next(lines, None)
             if following is None:

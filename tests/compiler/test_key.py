@@ -224,6 +224,7 @@ def test_the_quick_scan_finds_what_a_whole_parse_finds(request):
         'def f():\n    """\n    from here import there, and\n    """\n    import b',
         "try:\n    import a\nexcept ImportError:\n    import b as a",
         "x = 'import a'",
+        "x = '#'; import a",
         "",
     ],
 )
