@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fa4.dispatch import Support as Support
     from fa4.errors import ArgumentError as ArgumentError
     from fa4.errors import BackendError as BackendError
+    from fa4.errors import CompileError as CompileError
     from fa4.errors import DeviceError as DeviceError
     from fa4.errors import DtypeError as DtypeError
     from fa4.errors import Fa4Error as Fa4Error
@@ -32,7 +33,7 @@ _HOME = {
     "Settings": "fa4._settings",
     "settings": "fa4._settings",
 } | dict.fromkeys(
-    ("Fa4Error", "ArgumentError", "BackendError", "DeviceError", "DtypeError", "ShapeError", "UnsupportedError"),
+    ("Fa4Error", "ArgumentError", "BackendError", "CompileError", "DeviceError", "DtypeError", "ShapeError", "UnsupportedError"),
     "fa4.errors",
 )
 

@@ -12,26 +12,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from fa4.errors import ArgumentError
 
 PREFIX = "FA4_"
 
-_CHOICES = {"cpu_path": ("auto", "tiled")}
+_CHOICES = {"cpu_path": ("auto", "tiled"), "cache": (True, False)}
+_SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``cpu_path``: "auto" uses torch's own CPU attention where a request fits it; "tiled" never does (to tell the two apart)."""
+    """What can be set.
+
+    ``cpu_path``: "auto" uses torch's own CPU attention where a request fits it; "tiled" never does (to tell the two apart).
+    ``cache``: keep compiled kernels on disk. ``cache_dir``: the folder for them, None for the user's cache folder. ``cache_size``: its
+    bound in MiB.
+    """
 
     cpu_path: str = "auto"
+    cache: bool = True
+    cache_dir: str | None = None
+    cache_size: int = 1024
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices:
-                raise ArgumentError(name, value, "unknown setting value", f"use one of {', '.join(choices)}")
+            if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+                raise ArgumentError(name, value, "unknown setting value", f"use one of {', '.join(map(str, choices))}")
+        if self.cache_dir is not None and not (isinstance(self.cache_dir, str) and self.cache_dir):
+            raise ArgumentError("cache_dir", self.cache_dir, "must name a folder", "give a path as a string, or None for the default")
+        if type(self.cache_size) is not int or self.cache_size < 1:
+            raise ArgumentError("cache_size", self.cache_size, "must be a whole number of MiB, at least 1", "for example 1024")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
@@ -44,7 +58,47 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             warnings.warn(f"unknown environment variable {variable}; known ones: {', '.join(sorted(known))}", stacklevel=2)
-    return Settings(**{name: environ[variable] for variable, name in known.items() if variable in environ})
+    return Settings(**{name: _parse(name, environ[variable]) for variable, name in known.items() if variable in environ})
+
+
+def _parse(name: str, text: str) -> Any:
+    """The value that an environment variable's text means; text that means nothing is left for ``Settings`` to refuse."""
+    if name == "cache":
+        return _SWITCH.get(text.lower(), text)
+    if name == "cache_size":
+        return int(text) if text.isdecimal() else text
+    return text
+
+
+# Variables of the DSL that choose what it prints, logs, keeps or caches: it declares them itself to have no part in what is compiled
+# (``affects_compile=False`` in its ``env_manager.py``). Any other ``CUTE_DSL_`` variable, known or not, counts as changing code.
+_HARMLESS_COMPILER_VARIABLES = (
+    *("CUTE_DSL_CACHE_DIR", "CUTE_DSL_DISABLE_FILE_CACHING", "CUTE_DSL_DUMP_DIR", "CUTE_DSL_ENABLE_OPTIMIZATION_WARNINGS"),
+    *("CUTE_DSL_FILTER_STACKTRACE", "CUTE_DSL_JIT_CACHE_MAX_ELEMS", "CUTE_DSL_JIT_TIME_PROFILING", "CUTE_DSL_KEEP", "CUTE_DSL_KEEP_CUBIN"),
+    *(
+        "CUTE_DSL_KEEP_IR",
+        "CUTE_DSL_KEEP_PTX",
+        "CUTE_DSL_KEEP_SASS",
+        "CUTE_DSL_LOG_LEVEL",
+        "CUTE_DSL_LOG_TO_CONSOLE",
+        "CUTE_DSL_LOG_TO_FILE",
+    ),
+    *(
+        "CUTE_DSL_NO_CACHE",
+        "CUTE_DSL_PRINT_AFTER_PREPROCESSOR",
+        "CUTE_DSL_PRINT_IR",
+        "CUTE_DSL_SHOW_STACKTRACE",
+        "CUTE_DSL_WARNINGS_IGNORE",
+    ),
+)
+
+
+@lru_cache(maxsize=1)
+def compiler_environment() -> Mapping[str, str]:
+    """The environment variables that change what the DSL generates; part of every compile key. Read once, as the DSL reads them."""
+    return {
+        name: os.environ[name] for name in sorted(os.environ) if name.startswith("CUTE_DSL_") and name not in _HARMLESS_COMPILER_VARIABLES
+    }
 
 
 _override: ContextVar[Settings | None] = ContextVar("fa4_settings", default=None)

@@ -43,3 +43,7 @@ class BackendError(ArgumentError):
 
 class UnsupportedError(ArgumentError, NotImplementedError):
     """A well-formed request for which there is no implementation."""
+
+
+class CompileError(Fa4Error):
+    """A kernel could not be compiled or loaded, or its cache key could not be computed."""

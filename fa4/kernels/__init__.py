@@ -1,0 +1,1 @@
+"""GPU kernels in CuTe-DSL, one package per architecture family; ``common`` holds what families share."""

@@ -1,0 +1,1 @@
+"""FlashAttention-2 for sm_80 and everything later that runs cp.async, ldmatrix and mma.sync."""

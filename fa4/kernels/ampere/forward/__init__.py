@@ -1,0 +1,1 @@
+"""The forward kernel; ``kernel.AmpereForward`` is the entry."""
