@@ -166,9 +166,10 @@ def _real(name: str, value: Any) -> float:
         DtypeError: not a number.
         ArgumentError: NaN or infinite.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    # int and float first: that is what torch.compile knows symbolic numbers as. It cannot trace math.isfinite of one.
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         raise DtypeError(name, value, "must be a real number", "pass an int or a float")
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:
         raise ArgumentError(name, value, "must be finite", "pass a finite number")
     return float(value)
 

@@ -17,7 +17,10 @@ BACKENDS = ("cpu", "cuda", "vgpu")
 IMPLEMENTATIONS = {
     ("forward", "cpu"): "fa4.cpu.forward:attention_forward",
     ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
+    ("forward", "ampere"): "fa4.kernels.ampere.forward.kernel:AmpereForward",
 }
+# Backends that can run what they have kernels for.
+RUNNING = ("cpu",)
 
 CPU_DTYPES = ("float16", "bfloat16", "float32")
 GPU_DTYPES = ("float16", "bfloat16")
@@ -52,6 +55,26 @@ def head_dim_rule(backend: str, head_dim: int) -> str | None:
 
 def support(problem: AttentionProblem, backend: str, arch: str | None) -> Support:
     """Whether ``problem`` is served by ``backend`` ("cpu", or "cuda" and "vgpu" with ``arch``)."""
+    if backend == "cpu":
+        return _accepted(problem, backend)
+    found = kernel_support(problem, arch)
+    if found and backend not in RUNNING:
+        return Support(False, f"{found.reason}, but backend {backend!r} cannot run kernels yet; backend 'cpu' serves this request")
+    return found
+
+
+def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:
+    """Whether a GPU kernel for ``problem`` can be compiled and inspected, for ``arch`` or, without it, for some GPU."""
+    accepted = _accepted(problem, "cuda")
+    if not accepted:
+        return accepted
+    where = arch or "any GPU"
+    if kernel_target(problem.direction, get_arch(arch).family if arch else "ampere") is None:
+        return Support(False, f"no {problem.direction} kernel for {where} yet; backend 'cpu' serves this request")
+    return Support(True, f"a {problem.direction} kernel for {where} can be compiled and inspected")
+
+
+def _accepted(problem: AttentionProblem, backend: str) -> Support:
     if problem.dtype not in allowed_dtypes(backend):
         return Support(False, f"dtype {problem.dtype} is not one of {', '.join(allowed_dtypes(backend))} on backend {backend}")
     for name in ("head_dim", "head_dim_v"):
@@ -59,10 +82,6 @@ def support(problem: AttentionProblem, backend: str, arch: str | None) -> Suppor
         rule = head_dim_rule(backend, value)
         if rule:
             return Support(False, f"{name} {value} {rule}")
-    target = "cpu" if backend == "cpu" else get_arch(arch).family if arch else "gpu"
-    if (problem.direction, target) not in IMPLEMENTATIONS:
-        where = arch or "any GPU"
-        return Support(False, f"no {problem.direction} kernel for {where} yet; backend 'cpu' serves this request")
     return Support(True)
 
 
@@ -73,6 +92,11 @@ def load(direction: str, target: str) -> Callable[..., Any]:
     return implementation
 
 
+def kernel_target(direction: str, family: str) -> tuple[str, str] | None:
+    """The row that serves a family: its own, else the Ampere kernel's, which runs on every GPU of today; None where there is neither."""
+    return next((row for row in ((direction, family), (direction, "ampere")) if row in IMPLEMENTATIONS), None)
+
+
 def kernel(direction: str, arch: str) -> str:
     """The kernel class of a direction on an architecture, as "module:Class", without importing it.
 
@@ -80,7 +104,7 @@ def kernel(direction: str, arch: str) -> str:
         UnsupportedError: there is none.
         BackendError: an unknown architecture.
     """
-    target = (direction, get_arch(arch).family)
-    if target not in IMPLEMENTATIONS:
+    row = kernel_target(direction, get_arch(arch).family)
+    if row is None:
         raise UnsupportedError("arch", arch, f"there is no {direction} kernel for it yet", "fa4.supports(...) says what is served")
-    return IMPLEMENTATIONS[target]
+    return IMPLEMENTATIONS[row]

@@ -6,7 +6,7 @@ kernel is given. Scale, softcap and window bounds are options: of them a problem
 
 from __future__ import annotations
 
-import operator
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +16,9 @@ from fa4.errors import ArgumentError, DtypeError
 Direction = Literal["forward", "backward"]
 
 WindowSize = Sequence["int | None"]
+
+# Beyond any length, so clamping to it changes no mask, and small enough for sums with lengths to stay within 64 bits.
+MAX_BOUND = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def normalise_window(window_size: WindowSize, causal: bool) -> tuple[int | None,
 def _bound(entry: int | None, window_size: WindowSize) -> int | None:
     if entry is None:
         return None
-    if isinstance(entry, bool) or not hasattr(entry, "__index__"):
+    # int first: it is what torch.compile knows a symbolic length as.
+    if isinstance(entry, bool) or not isinstance(entry, (int, numbers.Integral)):
         raise DtypeError("window_size", window_size, f"{entry!r} is not an integer", "use an integer, or None (or -1) for an open side")
-    bound = operator.index(entry)
-    return None if bound == -1 else bound
+    return None if entry == -1 else max(-MAX_BOUND, min(int(entry), MAX_BOUND))

@@ -5,7 +5,8 @@ import torch
 
 import fa4
 from fa4.arch import ARCHS
-from fa4.dispatch import IMPLEMENTATIONS, load
+from fa4.dispatch import IMPLEMENTATIONS, kernel, kernel_support, load
+from fa4.problem import AttentionProblem
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -25,7 +26,10 @@ def test_cpu_serves_everything(direction, dtype):
         ({"head_dim": 64, "dtype": "float32", "arch": "sm_90a"}, "float32 is not one of float16, bfloat16"),
         ({"head_dim": 264, "arch": "sm_90a"}, "head_dim 264 must be a multiple of 8 from 8 to 256"),
         ({"head_dim": 64, "head_dim_v": 4, "arch": "sm_90a"}, "head_dim_v 4 must be a multiple of 8"),
-        ({"head_dim": 64, "backend": "cuda"}, "no forward kernel for any GPU"),
+        ({"head_dim": 64, "backend": "cuda", "direction": "backward"}, "no backward kernel for any GPU"),
+        ({"head_dim": 64, "backend": "cuda"}, "a forward kernel for any GPU can be compiled and inspected, but backend 'cuda' cannot run"),
+        ({"head_dim": 64, "arch": "sm_80"}, "a forward kernel for sm_80 can be compiled and inspected, but backend 'cuda' cannot run"),
+        ({"head_dim": 64, "arch": "sm_80", "backend": "vgpu"}, "backend 'vgpu' cannot run kernels yet"),
     ],
     ids=str,
 )
@@ -57,8 +61,22 @@ def test_malformed_requests_raise(request_, argument):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_supports_agrees_with_the_table(arch):
     for direction in ("forward", "backward"):
-        served = (direction, ARCHS[arch].family) in IMPLEMENTATIONS
-        assert bool(fa4.supports(head_dim=128, arch=arch, direction=direction)) == served
+        problem = AttentionProblem(direction, "bfloat16", 128, 128)
+        assert bool(kernel_support(problem, arch)) == ((direction, "ampere") in IMPLEMENTATIONS)
+        assert not fa4.supports(head_dim=128, arch=arch, direction=direction), "no GPU backend runs yet"
+
+
+def test_attention_on_the_virtual_gpu_is_refused_with_the_reason():
+    q = torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(fa4.UnsupportedError, match="can be compiled and inspected, but backend 'vgpu' cannot run kernels yet"):
+        fa4.attention(q, q, q, backend="vgpu", arch="sm_80")
+
+
+def test_an_architecture_without_its_own_kernel_uses_the_ampere_kernel(monkeypatch):
+    assert kernel("forward", "sm_100a") == kernel("forward", "sm_80") == IMPLEMENTATIONS["forward", "ampere"]
+    monkeypatch.setitem(IMPLEMENTATIONS, ("forward", "blackwell"), "somewhere:Blackwell")
+    assert kernel("forward", "sm_100a") == "somewhere:Blackwell"
+    assert kernel("forward", "sm_120a") == IMPLEMENTATIONS["forward", "ampere"]
 
 
 @pytest.mark.parametrize("key", IMPLEMENTATIONS, ids=str)

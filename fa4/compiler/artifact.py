@@ -60,7 +60,7 @@ class Artifact:
     ptxas_log: str
 
     def line_table(self) -> tuple[SourceLine, ...]:
-        """Which source line each stretch of PTX implements."""
+        """Which source line each stretch of PTX implements; empty unless it was compiled with ``line_info``."""
         return line_table(self.ptx)
 
     def files(self) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ import re
 import shlex
 import tempfile
 import threading
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,17 @@ _EXACT = re.compile(r"exact_(\w+)_dim = array<i64: (\d+), (\d+), (\d+)>")
 _TIMING = re.compile(r"^ptxas info\s*: Compile time.*\n?", re.MULTILINE)
 
 
-def compile_kernel(problem: AttentionProblem, config: Any, arch: str) -> Artifact:
-    """Compile the kernel of a request. Threads take turns.
+@dataclass(frozen=True)
+class Target:
+    """What to compile with and for: ``source`` is a kernel class, "module:Class"."""
+
+    arch: str
+    source: str
+    options: str
+
+
+def compile_kernel(problem: AttentionProblem, config: Any, arch: str, line_info: bool = False) -> Artifact:
+    """Compile the kernel of a request, on demand with a line table. Threads take turns.
 
     Raises:
         CompileError: the toolchain is not usable, or the DSL refuses the kernel; its own error is the cause.
@@ -44,30 +53,30 @@ def compile_kernel(problem: AttentionProblem, config: Any, arch: str) -> Artifac
         raise CompileError(f"host code for {tools.machine} is not supported; compile on one of {', '.join(toolchain.HOST_TARGETS)}")
     with _LOCK, tempfile.TemporaryDirectory(prefix="fa4-") as folder:
         try:
-            return _compile(problem, config, arch, source, Path(folder))
+            return _compile(problem, config, Target(arch, source, toolchain.options(line_info)), Path(folder))
         except Fa4Error:
             raise
         except Exception as error:  # the DSL raises many types, and so may a kernel while it is traced
             raise CompileError(f"{source} does not compile for {arch}, {problem}, {config}: {type(error).__name__}: {error}") from error
 
 
-def _compile(problem: AttentionProblem, config: Any, arch: str, source: str, folder: Path) -> Artifact:
+def _compile(problem: AttentionProblem, config: Any, target: Target, folder: Path) -> Artifact:
     import cutlass.cute as cute
 
-    module, name = source.split(":")
+    module, name = target.source.split(":")
     kernel = getattr(import_module(module), name)(problem, config)
     facts: dict[str, dict[str, Dim3]] = {}
     remarks = folder / "remarks"
-    where = f"--gpu-arch {arch} --dump-dir {shlex.quote(str(folder))} --remark-output {shlex.quote(str(remarks))}"
+    where = f"--gpu-arch {target.arch} --dump-dir {shlex.quote(str(folder))} --remark-output {shlex.quote(str(remarks))}"
     compiled = cute.compile(
         kernel,
         *kernel.compile_arguments(),
-        options=f"{toolchain.OPTIONS} {where}",
+        options=f"{target.options} {where}",
         trace_finalize_hooks=lambda _owner, traced, _name: facts.update(_launch_facts(traced)),
     )
     ptx, cubin = compiled.__ptx__, compiled.__cubin__
     if not isinstance(ptx, str) or not isinstance(cubin, bytes):  # the DSL answers with a file name where it lost the file
-        raise CompileError(f"the DSL returned no PTX or no cubin for {arch}")
+        raise CompileError(f"the DSL returned no PTX or no cubin for {target.arch}")
     log = _TIMING.sub("", _ptxas_output(remarks))
     return Artifact(
         function=kernel.name,
@@ -75,12 +84,12 @@ def _compile(problem: AttentionProblem, config: Any, arch: str, source: str, fol
         ptx=relative_paths(ptx, _ROOT),
         cubin=cubin,
         host_object=_host_object(compiled, kernel.name, folder / "host.o"),
-        source=source,
+        source=target.source,
         problem=_summary(problem),
         config=_summary(config),
-        arch=arch,
+        arch=target.arch,
         toolchain=toolchain.current(),
-        options=toolchain.OPTIONS,
+        options=target.options,
         ptxas_log=log,
     )
 

@@ -25,17 +25,17 @@ FORMAT = 1
 _COMPILER = "fa4.compiler.compile"
 
 
-def kernel_key(problem: AttentionProblem, config: Any, arch: str) -> str:
+def kernel_key(problem: AttentionProblem, config: Any, arch: str, line_info: bool = False) -> str:
     """The key of a request, 64 hexadecimal digits.
 
     Raises:
         CompileError: the toolchain is not usable, or a function in ``problem`` or ``config`` cannot be keyed.
         UnsupportedError: there is no kernel for the request.
     """
-    return digest(key_parts(problem, config, arch))
+    return digest(key_parts(problem, config, arch, line_info))
 
 
-def key_parts(problem: AttentionProblem, config: Any, arch: str) -> dict[str, Any]:
+def key_parts(problem: AttentionProblem, config: Any, arch: str, line_info: bool = False) -> dict[str, Any]:
     """What the key is a hash of, by name."""
     kernel = dispatch.kernel(problem.direction, arch)
     return {
@@ -46,7 +46,7 @@ def key_parts(problem: AttentionProblem, config: Any, arch: str) -> dict[str, An
         "config": plain(config, "config"),
         "arch": arch,
         "toolchain": asdict(toolchain.current()),
-        "options": toolchain.OPTIONS,
+        "options": toolchain.options(line_info),
         "environment": compiler_environment(),
     }
 

@@ -26,9 +26,7 @@ DSL_BELOW = (4, 9)
 # Flavours that this project's kernels were inspected with. Another one compiles, and says so.
 KNOWN_FLAVOURS = ("cu12", "cu13")
 
-# What every kernel is compiled with. Line information does not change the machine code (checked in the tests); remarks carry what
-# ptxas says about spills, which a cubin does not record.
-OPTIONS = "--enable-tvm-ffi --opt-level 3 --generate-line-info --keep-ptx --keep-cubin remarks{ptx}"
+_OPTIONS = "--enable-tvm-ffi --opt-level 3 --keep-ptx --keep-cubin remarks{ptx}"
 
 # (triple, CPU) of the host code, by machine: the baseline of each, since a cache folder may be shared by unlike machines.
 HOST_TARGETS = {
@@ -85,6 +83,14 @@ def current() -> Toolchain:
         build=hashlib.sha256(build.read_bytes()).hexdigest()[:16] if build.exists() else "",
         machine=platform.machine(),
     )
+
+
+def options(line_info: bool) -> str:
+    """What a kernel is compiled with. Remarks carry what ptxas says about spills, which a cubin does not record.
+
+    Line information leaves the machine code as it is (checked in the tests), but more than doubles the time that tracing takes.
+    """
+    return _OPTIONS + " --generate-line-info" * line_info
 
 
 def runtime_library() -> Path:

@@ -54,7 +54,7 @@ def _backward_cpu(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, needed, *options, _backend, _arch = rest
-    gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), tuple(needed))
+    gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), needed=tuple(needed))
     dq, dk, dv = (q.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
     return dq, dk, dv
 

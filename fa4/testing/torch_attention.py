@@ -1,6 +1,13 @@
-"""Plain torch attention in the dtype of its inputs: its error against float64 sets the scale of what a kernel may deviate."""
+"""Plain torch attention in the dtype of its inputs: its error against float64 sets the scale of what a kernel may deviate.
+
+Its backward is the one that every attention kernel computes, from the saved out and lse (FlashAttention-2, arXiv 2307.08691, Algorithm
+2), written with whole matrices. Autograd through a softmax would be the wrong yardstick: where a row sees one key, for
+example, it gives exactly 0, and no kernel that recomputes the weights from lse can.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,22 +30,57 @@ def torch_attention(
     q ``(B, Sq, Hq, D)``, k ``(B, Sk, Hkv, D)``, v ``(B, Sk, Hkv, Dv)``; out ``(B, Sq, Hq, Dv)`` in the same dtype, lse
     ``(B, Hq, Sq)`` float32. The softmax itself runs in float32, as torch's 16-bit softmax does.
     """
-    group = q.shape[2] // max(k.shape[2], 1)
+    group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
     scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
-    scores = torch.einsum("bihd,bjhd->bhij", q * scale, k)
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
     left, right = normalise_window(window_size, causal)
     key = torch.arange(k.shape[1], device=q.device)
     diagonal = torch.arange(q.shape[1], device=q.device)[:, None] + k.shape[1] - q.shape[1]
-    visible = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+    hidden = torch.zeros(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
     if left is not None:
-        visible &= key >= diagonal - left
+        hidden |= key < diagonal - left
     if right is not None:
-        visible &= key <= diagonal + right
-    empty = ~visible.any(dim=1, keepdim=True)
-    scores = scores.float().masked_fill(~visible, -torch.inf)
-    lse = torch.logsumexp(scores.masked_fill(empty, 0.0), dim=3).masked_fill(empty[:, 0], -torch.inf)
-    weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=3).masked_fill(empty, 0.0)
-    return torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v), lse
+        hidden |= key > diagonal + right
+    out, lse = _TorchAttention.apply(q, k, v, hidden, float(scale), float(softcap))
+    return out, lse
+
+
+class _TorchAttention(torch.autograd.Function):
+    """Attention with equal head counts and a mask, and its backward from out and lse."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float, softcap: float) -> tuple[Tensor, Tensor]:
+        weights, _, lse = _weights(q, k, hidden, scale, softcap, None)
+        out = torch.einsum("bhij,bjhd->bihd", weights.to(v.dtype), v)
+        ctx.save_for_backward(q, k, v, hidden, out, lse)
+        ctx.scale, ctx.softcap = scale, softcap
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, hidden, out, lse = ctx.saved_tensors
+        weights, slope, _ = _weights(q, k, hidden, ctx.scale, ctx.softcap, lse)
+        dweights = torch.einsum("bihd,bjhd->bhij", dout, v).float()
+        delta = (out.float() * dout.float()).sum(3).transpose(1, 2) - dlse
+        dscores = (weights * (dweights - delta[..., None]) * slope * ctx.scale).to(q.dtype)
+        dq = torch.einsum("bhij,bjhd->bihd", dscores, k)
+        dk = torch.einsum("bhij,bihd->bjhd", dscores, q)
+        dv = torch.einsum("bhij,bihd->bjhd", weights.to(v.dtype), dout)
+        return dq, dk, dv, None, None, None
+
+
+def _weights(
+    q: Tensor, k: Tensor, hidden: Tensor, scale: float, softcap: float, lse: Tensor | None
+) -> tuple[Tensor, Tensor | float, Tensor]:
+    """Float32 softmax weights, the slope of the softcap, and lse, which is computed where it is not given."""
+    scores = torch.einsum("bihd,bjhd->bhij", q * scale, k).float()
+    slope: Tensor | float = 1.0
+    if softcap:
+        scores = torch.tanh(scores / softcap)
+        slope = 1 - scores**2
+        scores = scores * softcap
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if lse is None:
+        lse = torch.logsumexp(scores, dim=3)
+    finite = lse.masked_fill(lse == -torch.inf, 0.0)  # -inf - 0 gives weight 0 where a row sees nothing; -inf - -inf is NaN
+    return torch.exp(scores - finite[..., None]), slope, lse

@@ -97,10 +97,13 @@ def test_compile_with_dynamic_shapes_compiles_once():
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
     compiled = torch.compile(lambda *x: fa4.attention(*x, causal=True), fullgraph=True, backend=counter, dynamic=True)
-    for batch, seqlen in ((2, 9), (3, 33), (4, 20), (7, 64)):
-        x = make_inputs(AttentionShape(batch, seqlen, seqlen + 3, 4, 2, 16), torch.bfloat16)
+    counts = []
+    for batch, seqlen in ((2, 9), (5, 33), (4, 20), (7, 64)):
+        # Sizes that differ from one another: torch takes equal ones for the same symbol.
+        x = make_inputs(AttentionShape(batch, seqlen, seqlen + 3, 6, 3, 16), torch.bfloat16)
         compiled(x.q, x.k, x.v)
-    assert counter.frame_count == 1
+        counts.append(counter.frame_count)
+    assert counts == counts[:1] * 4  # torch itself may trace the first call twice (it specialises symbolic floats on the way)
 
 
 def test_compile_window_that_depends_on_a_length():
@@ -165,9 +168,9 @@ def test_only_needed_gradients_are_computed(needed, monkeypatch):
         if direction == "forward":
             return implementation
 
-        def backward(*arguments):
-            asked.append(arguments[8])
-            return implementation(*arguments)
+        def backward(*arguments, needed):
+            asked.append(needed)
+            return implementation(*arguments, needed=needed)
 
         return backward
 
@@ -229,10 +232,10 @@ def spy_on_determinism(monkeypatch):
     original = dispatch.load
 
     def load(direction, target):
-        def run(*arguments):
+        def run(*arguments, **needed):
             options = next(a for a in arguments if hasattr(a, "deterministic"))
             seen.append((direction, options.deterministic))
-            return original(direction, target)(*arguments)
+            return original(direction, target)(*arguments, **needed)
 
         return run
 

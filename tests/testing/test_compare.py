@@ -25,8 +25,9 @@ def test_the_baseline_passes_its_own_check(dtype):
 
 @given(shape=shapes(max_seqlen=40), options=any_options())
 def test_the_baseline_agrees_with_float64_everywhere(shape, options):
-    """Two independent implementations of the semantics: numpy's, and torch's with autograd."""
-    check_attention(torch_attention, make_inputs(shape, torch.float32), use_dlse=True, **options)
+    """Two independent implementations of the semantics, numpy's and torch's, within float32 rounding of each other."""
+    results = check_attention(torch_attention, make_inputs(shape, torch.float32), use_dlse=True, **options)
+    assert max(r.error for r in results) < 2e-4
 
 
 def faulty(change, before=lambda q, k, v: (q, k, v)):

@@ -38,9 +38,10 @@ def update(
     every P is then exp2(-inf) = 0, and no (-inf) - (-inf) arises. A row that has seen a key has P = 1 at its maximum.
     """
     S, O = by_row(acc_S), by_row(acc_O)
+    columns = cute.size(S, mode=[1])
     for r in cutlass.range_constexpr(cute.size(row_max)):
         tile_max = S[r, 0]
-        for c in cutlass.range_constexpr(1, cute.size(S, mode=[1])):
+        for c in cutlass.range_constexpr(1, columns):
             tile_max = cute.arch.fmax(tile_max, S[r, c])
         tile_max = quad_max(tile_max)
         if const_expr(scale_log2 is not None):
@@ -51,8 +52,10 @@ def update(
         if const_expr(masked):
             new_max = Float32(0.0) if new_max == -Float32.inf else new_max
         shrink = cute.math.exp2(old_max - new_max, fastmath=True)
+        for c in cutlass.range_constexpr(cute.size(O, mode=[1])):
+            O[r, c] = O[r, c] * shrink
         total = row_sum[r] * shrink
-        for c in cutlass.range_constexpr(cute.size(S, mode=[1])):
+        for c in cutlass.range_constexpr(columns):
             score = S[r, c]
             if const_expr(scale_log2 is not None):
                 score = score * scale_log2
@@ -60,8 +63,6 @@ def update(
             S[r, c] = P
             total = total + P
         row_sum[r] = total
-        for c in cutlass.range_constexpr(cute.size(O, mode=[1])):
-            O[r, c] = O[r, c] * shrink
 
 
 @cute.jit

@@ -16,6 +16,12 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import ELEMENT_BYTES, padded_head_dim
 from fa4.kernels.ampere.forward.layouts import CHUNK, address, block_bytes, copy_threads
+from fa4.kernels.common.opaque import opaque, opaque64
+
+
+def place(tidx: Int32, along: int) -> tuple[Int32, Int32]:
+    """(row, column) of a thread's first chunk, ``along`` threads side by side."""
+    return tidx // along, tidx % along * CHUNK
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,7 @@ class TileLoad:
     target: Int32
     row_group: Int64
     tile: Int64
-    thread_row: Int32
-    thread_column: Int32
+    tidx: Int32
     dtype: Any
     rows: int
     head_dim: int
@@ -43,11 +48,11 @@ class TileLoad:
         """Loads of ``mX`` (sequence, head dim) in tiles shaped like ``sX`` (rows, padded head dim)."""
         rows, head_dim = cute.size(sX, mode=[0]), mX.shape[1]
         down, along = copy_threads(rows, head_dim, threads)
-        row, column = tidx // along, tidx % along * CHUNK
+        row, column = place(tidx, along)
         stride = Int64(mX.stride[0]) * ELEMENT_BYTES
         source = mX.iterator.toint() + Int64(row) * stride + Int64(column * ELEMENT_BYTES)
         return TileLoad(
-            source, address(sX, row, column), stride * down, stride * rows, row, column, mX.element_type, rows, head_dim, threads
+            source, address(sX, row, column), stride * down, stride * rows, tidx, mX.element_type, rows, head_dim, threads
         )
 
     def at(self, tile: Int32) -> Int64:
@@ -59,7 +64,7 @@ class TileLoad:
         """Issue the copies of the tile at ``source``; with ``bounded`` only its first ``rows_left`` rows exist."""
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
         if const_expr(down * along < self.threads):
-            if self.thread_row < self.rows:
+            if self.tidx < down * along:
                 self._start(source, target, rows_left, bounded)
         else:
             self._start(source, target, rows_left, bounded)
@@ -69,6 +74,7 @@ class TileLoad:
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), self.dtype, num_bits_per_copy=128)
         chunk = cute.make_layout(((CHUNK, 1),))
+        thread_row, thread_column = place(opaque(self.tidx), along)
         width = along * CHUNK
         row_bytes = width * ELEMENT_BYTES
         for r in cutlass.range_constexpr(self.rows // down):
@@ -80,15 +86,15 @@ class TileLoad:
                 if const_expr(bounded or cut):
                     inside = Boolean(True)
                     if const_expr(bounded):
-                        inside = self.thread_row + r * down < rows_left
+                        inside = thread_row + r * down < rows_left
                     if const_expr(cut):
-                        inside = inside & (self.thread_column + block * width < self.head_dim)
+                        inside = inside & (thread_column + block * width < self.head_dim)
                     pred = cute.make_rmem_tensor(1, Boolean)
                     pred[0] = inside
                     cute.copy(atom, cute.make_tensor(gX, chunk), cute.make_tensor(sX, chunk), pred=pred)
                 else:
                     cute.copy(atom, cute.make_tensor(gX, chunk), cute.make_tensor(sX, chunk))
-            source = source + self.row_group
+            source = opaque64(source + self.row_group)
 
     @cute.jit
     def flip_signs(self, flip: Int32) -> None:

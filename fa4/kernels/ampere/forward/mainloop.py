@@ -34,7 +34,7 @@ from fa4.kernels.ampere.forward.load import TileLoad, wait_for
 from fa4.kernels.ampere.forward.mma import Operand, scores, values
 from fa4.kernels.common import online_softmax
 from fa4.kernels.common.mask import Band, KeyTiles
-from fa4.kernels.common.opaque import opaque
+from fa4.kernels.common.opaque import opaque, opaque64
 from fa4.kernels.common.score import ScoreScalars, cap
 
 
@@ -131,7 +131,7 @@ class Mainloop:
             self.band.hide(acc_S, (self.config.tile_m, self.config.tile_n), self.tiled_mma, first_row, key_tile * self.config.tile_n)
         online_softmax.update(acc_S, self.acc_O, self.row_max, self.row_sum, self.scalars.scale_log2, masked)
         values(self.acc_O, self.tiled_mma, acc_S, self.V, at_V)
-        return Cursor(key_tile - 1, slot, cursor.next_K - self.load_K.tile, cursor.next_V - self.load_V.tile)
+        return Cursor(key_tile - 1, slot, opaque64(cursor.next_K - self.load_K.tile), opaque64(cursor.next_V - self.load_V.tile))
 
     def _slot(self, load: TileLoad, at: Int32, slot: Int32) -> Int32:
         """The address ``at`` of the first slot, moved to another slot."""

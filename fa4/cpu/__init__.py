@@ -1,0 +1,1 @@
+"""The CPU backend: ``forward.attention_forward`` and ``backward.attention_backward``."""
