@@ -11,10 +11,14 @@ from fa4._settings import Settings, current, from_environment
 def test_environment_is_mirrored():
     assert from_environment({}) == Settings()
     assert from_environment({"FA4_CPU_PATH": "tiled", "HOME": "/"}) == Settings(cpu_path="tiled")
+    variables = {"FA4_CACHE": "0", "FA4_CACHE_DIR": "/a/b", "FA4_CACHE_SIZE": "64"}
+    assert from_environment(variables) == Settings(cache=False, cache_dir="/a/b", cache_size=64)
+    for text, value in {"1": True, "true": True, "On": True, "0": False, "FALSE": False, "off": False}.items():
+        assert from_environment({"FA4_CACHE": text}) == Settings(cache=value)
 
 
 def test_unknown_variable_warns_and_names_the_known_ones():
-    with pytest.warns(UserWarning, match=r"FA4_CPU_PTAH; known ones: FA4_CPU_PATH"):
+    with pytest.warns(UserWarning, match=r"FA4_CPU_PTAH; known ones: .*FA4_CPU_PATH"):
         assert from_environment({"FA4_CPU_PTAH": "tiled"}) == Settings()
 
 
@@ -23,6 +27,17 @@ def test_bad_values_raise():
         from_environment({"FA4_CPU_PATH": "fast"})
     with pytest.raises(fa4.ArgumentError, match="cpu_path='fast'"), fa4.settings(cpu_path="fast"):
         pass
+    for variables, message in (
+        ({"FA4_CACHE": "maybe"}, "cache='maybe'.*use one of True, False"),
+        ({"FA4_CACHE_SIZE": "0"}, "cache_size=0: must be a whole number of MiB"),
+        ({"FA4_CACHE_SIZE": "1GB"}, "cache_size='1GB'"),
+        ({"FA4_CACHE_DIR": ""}, "cache_dir='': must name a folder"),
+    ):
+        with pytest.raises(fa4.ArgumentError, match=message):
+            from_environment(variables)
+    for setting in ({"cache": 1}, {"cache": "1"}, {"cache_size": 1.5}, {"cache_size": True}, {"cache_dir": 3}):
+        with pytest.raises(fa4.ArgumentError), fa4.settings(**setting):
+            pass
     with pytest.raises(fa4.ArgumentError, match=r"cpu_ptah='tiled'.*settings are cpu_path"), fa4.settings(cpu_ptah="tiled"):
         pass
 

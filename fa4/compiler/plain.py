@@ -61,7 +61,7 @@ class _Encoder:
         if type(value) in (tuple, list):
             return [type(value).__name__, *(self.encode(item, f"{path}[{i}]") for i, item in enumerate(value))]  # type: ignore[arg-type, var-annotated]
         if type(value) is dict:  # in order: code may depend on it
-            return ["dict", *([self.encode(key, path), self.encode(item, f"{path}[{key!r}]")] for key, item in value.items())]
+            return ["dict", *(["item", self.encode(key, path), self.encode(item, f"{path}[{key!r}]")] for key, item in value.items())]
         if type(value) in (set, frozenset):
             return ["set", *sorted((self.encode(item, path) for item in value), key=repr)]  # type: ignore[attr-defined]
         if type(value) is range:

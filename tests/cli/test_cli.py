@@ -18,7 +18,7 @@ def fa4_command(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
 def test_help_names_every_command():
     result = fa4_command("--help")
     assert result.returncode == 0
-    for command in ("demo", "support"):
+    for command in ("demo", "support", "compile", "cache"):
         assert command in result.stdout
 
 

@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from fa4.kernels.common.fragments import by_row
-from fa4.kernels.common.opaque import opaque
+from fa4.kernels.common.opaque import thread_index
 
 
 @cute.jit
@@ -99,7 +99,7 @@ class Band:
         A thread's columns are compile-time constants from its first one, so that per row the bounds become two numbers to compare
         constants with.
         """
-        tidx = opaque(cute.arch.thread_idx()[0])
+        tidx = thread_index()
         coords = cute.make_identity_tensor(tile)
         thread_row, thread_column = tiled_mma.get_slice(tidx).partition_C(coords)[0]
         steps = by_row(tiled_mma.get_slice(0).partition_C(coords))

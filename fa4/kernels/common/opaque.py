@@ -1,9 +1,13 @@
-"""Keeping loop-invariant address arithmetic where the hardware does it for free."""
+"""Keeping cheap loop-invariant arithmetic inside the loop, so that its results take no registers through it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 
 @cute.jit
@@ -20,3 +24,11 @@ def opaque(address: Int32) -> Int32:
 def opaque64(address: Int64) -> Int64:
     """The same for addresses in global memory: sums of a pointer and a stride stay sums, multiples of the stride are not kept."""
     return cute.arch.inline_ptx("mov.b64 {$w0}, {$r0};", write_only_types=[Int64], read_only_args=[address])
+
+
+@dsl_user_op
+def thread_index(*, loc: Any = None, ip: Any = None) -> Int32:
+    """The thread's index in x, read where it is asked for: what follows from it is computed again at every trip."""
+    # cute.arch.inline_ptx cannot name a special register.
+    read = llvm.inline_asm(T.i32(), [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+    return Int32(read)

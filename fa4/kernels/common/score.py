@@ -15,43 +15,33 @@ SMALLEST_SCALE = 2.0**-126
 
 
 class ScoreScalars(NamedTuple):
-    """Run-time numbers of a score in log2 units.
+    """Run-time numbers that turn a product into a score in log2 units, ``scale_log2 * x`` with ``scale_log2`` > 0.
 
-    Without softcap: ``scale_log2`` = abs(softmax_scale) * log2(e) > 0, and ``flip_q`` = 0x80008000 where the scale is negative, else 0: Q
-    is negated instead, so that the largest product has the largest score.
-    With softcap: ``cap_log2`` = softcap * log2(e) and ``gain`` = 2 * log2(e) * softmax_scale / softcap; either sign will do.
+    Without softcap x is the product, and ``flip_q`` = 0x80008000 where the scale is negative, else 0: Q is negated instead, so that
+    the largest product always has the largest score. With softcap x is what ``cap`` makes of it.
     """
 
-    scale_log2: Float32 | None
+    scale_log2: Float32
     flip_q: Int32 | None
-    cap_log2: Float32 | None
     gain: Float32 | None
 
 
 @cute.jit
 def score_scalars(softmax_scale: Float32, softcap: Float32 | None) -> ScoreScalars:
     """Host side: the numbers that the kernel is given."""
-    scale_log2 = None
-    flip_q = None
-    cap_log2 = None
-    gain = None
     if const_expr(softcap is not None):
-        cap_log2 = softcap * LOG2_E
-        gain = softmax_scale / softcap * (2.0 * LOG2_E)
-    else:
-        negative = softmax_scale < 0.0
-        scale_log2 = max((-softmax_scale if negative else softmax_scale) * LOG2_E, Float32(SMALLEST_SCALE))
-        flip_q = Int32(-0x7FFF8000) if negative else Int32(0)
-    return ScoreScalars(scale_log2, flip_q, cap_log2, gain)
+        return ScoreScalars(softcap * (2.0 * LOG2_E), None, softmax_scale / softcap * (2.0 * LOG2_E))
+    negative = softmax_scale < 0.0
+    scale_log2 = max((-softmax_scale if negative else softmax_scale) * LOG2_E, Float32(SMALLEST_SCALE))
+    return ScoreScalars(scale_log2, Int32(-0x7FFF8000) if negative else Int32(0), None)
 
 
 @cute.jit
-def cap(acc_S: cute.Tensor, scalars: ScoreScalars) -> None:
-    """Replace products by softcap * tanh(softmax_scale * product / softcap), in log2 units.
+def cap(acc_S: cute.Tensor, gain: Float32) -> None:
+    """Replace products by tanh(softmax_scale * product / softcap) / 2; ``gain`` = 2 * log2(e) * softmax_scale / softcap, of either sign.
 
-    tanh(x) = 1 - 2 / (1 + exp(2 x)) needs one exp2 and one reciprocal, and has an absolute error of a few 2**-24 where tanh.approx has
-    2**-11 relative: as wrong as a score rounded to 16 bits. Where exp2 overflows, the reciprocal is 0 and the score the cap.
+    tanh(x) / 2 = 1 / 2 - 1 / (1 + exp(2 x)) needs one exp2 and one reciprocal, and has an absolute error of about 2**-24 where
+    tanh.approx has 2**-11 relative: as wrong as a score rounded to 16 bits. Where exp2 overflows, the reciprocal is 0.
     """
     for i in cutlass.range_constexpr(cute.size(acc_S)):
-        grown = cute.math.exp2(acc_S[i] * scalars.gain, fastmath=True)
-        acc_S[i] = scalars.cap_log2 - (2.0 * scalars.cap_log2) * cute.arch.rcp_approx(1.0 + grown)
+        acc_S[i] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(acc_S[i] * gain, fastmath=True))

@@ -18,6 +18,7 @@ from fa4.kernels.ampere.forward.mainloop import Mainloop
 from fa4.kernels.ampere.forward.mma import operands
 from fa4.kernels.common import online_softmax
 from fa4.kernels.common.mask import Band, band_limits
+from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 
@@ -157,11 +158,8 @@ class AmpereForward:
         """One query tile: find its keys, visit them, write O and lse."""
         config, problem = self.config, self.problem
         tidx = cute.arch.thread_idx()[0]
-        head_block, query_tile = divmod(cute.arch.block_idx()[0], divisors.tiles)
-        batch, head = divmod(head_block, divisors.heads)
+        query_tile, head, batch = self._locate(mQ.shape[1], limits, divisors)
         head_kv = head // divisors.group
-        if const_expr(limits.right is not None):
-            query_tile = cute.ceil_div(mQ.shape[1], config.tile_m) - 1 - query_tile
         first_row = query_tile * config.tile_m
         band = Band(mQ.shape[1], mK.shape[1], limits.left, limits.right)
         tiles = band.key_tiles(first_row, config.tile_m, config.tile_n)
@@ -181,8 +179,19 @@ class AmpereForward:
             loop = Mainloop(load_K, load_V, Q, K, V, mma, acc_O, row_max, row_sum, band, scalars, config)
             loop.run(load_Q, query_tile, tiles)
         online_softmax.finish(acc_O, row_max, row_sum)
-        store_lse(mLSE[batch, head, None], row_max, mma, config.tile_m, first_row)
+        # Computed again, so that no register holds them through the loop.
+        query_tile, head, batch = self._locate(mQ.shape[1], limits, divisors)
+        store_lse(mLSE[batch, head, None], row_max, mma, config.tile_m, query_tile * config.tile_m)
         store_output(mO[batch, None, head, None], acc_O, sO, mma, query_tile, config.threads)
+
+    @cute.jit
+    def _locate(self, seqlen_q: Int32, limits: Limits, divisors: Divisors) -> tuple[Int32, Int32, Int32]:
+        """(query tile, head, batch) of this block; where the right side is bounded the longest tile of a head comes first."""
+        head_block, query_tile = divmod(opaque(cute.arch.block_idx()[0]), divisors.tiles)
+        batch, head = divmod(head_block, divisors.heads)
+        if const_expr(limits.right is not None):
+            query_tile = cute.ceil_div(seqlen_q, self.config.tile_m) - 1 - query_tile
+        return query_tile, head, batch
 
     def _shared(self) -> tuple[cute.Tensor, ...]:
         """First slots of Q, the ring of K and the ring of V; O lies over all of them."""

@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import ELEMENT_BYTES, padded_head_dim
 from fa4.kernels.ampere.forward.layouts import CHUNK, address, block_bytes, copy_threads
-from fa4.kernels.common.opaque import opaque, opaque64
+from fa4.kernels.common.opaque import opaque64, thread_index
 
 
 def place(tidx: Int32, along: int) -> tuple[Int32, Int32]:
@@ -37,7 +37,6 @@ class TileLoad:
     target: Int32
     row_group: Int64
     tile: Int64
-    tidx: Int32
     dtype: Any
     rows: int
     head_dim: int
@@ -52,7 +51,7 @@ class TileLoad:
         stride = Int64(mX.stride[0]) * ELEMENT_BYTES
         source = mX.iterator.toint() + Int64(row) * stride + Int64(column * ELEMENT_BYTES)
         return TileLoad(
-            source, address(sX, row, column), stride * down, stride * rows, tidx, mX.element_type, rows, head_dim, threads
+            source, address(sX, row, column), stride * down, stride * rows, mX.element_type, rows, head_dim, threads
         )
 
     def at(self, tile: Int32) -> Int64:
@@ -64,7 +63,7 @@ class TileLoad:
         """Issue the copies of the tile at ``source``; with ``bounded`` only its first ``rows_left`` rows exist."""
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
         if const_expr(down * along < self.threads):
-            if self.tidx < down * along:
+            if thread_index() < down * along:
                 self._start(source, target, rows_left, bounded)
         else:
             self._start(source, target, rows_left, bounded)
@@ -74,7 +73,7 @@ class TileLoad:
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
         atom = cute.make_copy_atom(cpasync.CopyG2SOp(cache_mode=cpasync.LoadCacheMode.GLOBAL), self.dtype, num_bits_per_copy=128)
         chunk = cute.make_layout(((CHUNK, 1),))
-        thread_row, thread_column = place(opaque(self.tidx), along)
+        thread_row, thread_column = place(thread_index(), along)
         width = along * CHUNK
         row_bytes = width * ELEMENT_BYTES
         for r in cutlass.range_constexpr(self.rows // down):

@@ -125,8 +125,8 @@ class Mainloop:
             at_K, at_V = self._slot(self.load_K, at_K, slot), self._slot(self.load_V, at_V, slot)
             scores(acc_S, self.tiled_mma, self.Q, at_Q, self.K, at_K, self.config)
             slot = slot + 1 if slot + 1 < self.config.stages else Int32(0)
-        if const_expr(self.scalars.cap_log2 is not None):
-            cap(acc_S, self.scalars)
+        if const_expr(self.scalars.gain is not None):
+            cap(acc_S, self.scalars.gain)
         if const_expr(masked):
             self.band.hide(acc_S, (self.config.tile_m, self.config.tile_n), self.tiled_mma, first_row, key_tile * self.config.tile_n)
         online_softmax.update(acc_S, self.acc_O, self.row_max, self.row_sum, self.scalars.scale_log2, masked)
