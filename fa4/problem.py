@@ -137,7 +137,7 @@ def real_number(name: str, value: Any) -> float:
     # int and float first: that is what torch.compile knows symbolic numbers as. It cannot trace math.isfinite of one.
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         raise DtypeError(name, value, "must be a real number", "pass an int or a float")
-    if not -math.inf < value < math.inf:
+    if not -math.inf < value < math.inf:  # type: ignore[operator]  # numbers.Real has no order for mypy
         raise ArgumentError(name, value, "must be finite", "pass a finite number")
     return float(value)
 

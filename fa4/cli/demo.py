@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,9 +130,18 @@ def _print_cost(text: bytes, seqlen: int) -> None:
     )
 
 
+@contextmanager
+def settings_of_an_empty_cache() -> Iterator[None]:
+    """Compile into a folder that is removed afterwards."""
+    from fa4 import settings
+
+    with tempfile.TemporaryDirectory(prefix="fa4-") as folder, settings(cache=True, cache_dir=folder):
+        yield
+
+
 def print_kernel() -> None:
     """Compile a GPU kernel, cold and from the cache, and show what it costs and what its main loop looks like."""
-    from fa4 import settings, tuning
+    from fa4 import tuning
     from fa4.arch import get_arch
     from fa4.compiler import get, lookup
     from fa4.inspection.report import report
@@ -142,7 +153,7 @@ def print_kernel() -> None:
     print(f"\nGPU kernel for {_ARCH}, compiled here: forward, bfloat16, head dim {_HEAD_DIM}, causal")
     print("compiling into an empty cache ...", flush=True)
     seconds = []
-    with tempfile.TemporaryDirectory(prefix="fa4-") as folder, settings(cache=True, cache_dir=folder):
+    with settings_of_an_empty_cache():
         for _ in range(2):
             lookup.forget()
             start = time.perf_counter()

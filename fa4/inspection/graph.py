@@ -61,7 +61,8 @@ def _blocks(function: Function) -> tuple[list[list[int]], list[list[int]]]:
             starts.update(positions[target] for target in transfers[i])
             starts.add(i + 1)
     ordered = sorted(start for start in starts if start < len(instructions))
-    blocks, successors = [], []
+    blocks: list[list[int]] = []
+    successors: list[list[int]] = []
     for start, end in zip(ordered, [*ordered[1:], len(instructions)], strict=True):
         last = instructions[end - 1]
         following = {bisect_right(ordered, positions[target]) - 1 for target in transfers[end - 1]}

@@ -99,8 +99,8 @@ class _Builder:
             address = int(match["address"], 16)
             self._labels.update(dict.fromkeys(self._waiting, address))
             self._waiting.clear()
-            parts = ((match[name] or "").strip() for name in ("guard", "opcode", "operands", "note"))
-            self._instructions.append(Instruction(address, *parts, *self._source))
+            guard, operands, note = ((match[name] or "").strip() for name in ("guard", "operands", "note"))
+            self._instructions.append(Instruction(address, guard, match["opcode"], operands, note, *self._source))
 
     def finish(self) -> Function:
         return Function(self._name, tuple(self._instructions), self._labels, "\n".join(self._text).rstrip("\n") + "\n")
