@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from fa4.errors import ArgumentError
@@ -92,8 +93,9 @@ _HARMLESS_COMPILER_VARIABLES = (
 )
 
 
-def compiler_environment() -> dict[str, str]:
-    """The environment variables in force that change what the DSL generates; part of every compile key."""
+@lru_cache(maxsize=1)
+def compiler_environment() -> Mapping[str, str]:
+    """The environment variables that change what the DSL generates; part of every compile key. Read once, as the DSL reads them."""
     return {
         name: os.environ[name] for name in sorted(os.environ) if name.startswith("CUTE_DSL_") and name not in _HARMLESS_COMPILER_VARIABLES
     }

@@ -61,8 +61,13 @@ def compile_kernel(problem: AttentionProblem, config: Any, arch: str, line_info:
 
 
 def _compile(problem: AttentionProblem, config: Any, target: Target, folder: Path) -> Artifact:
+    import cutlass
     import cutlass.cute as cute
 
+    tools = toolchain.current()
+    loaded = cutlass.__version__, f"cu{cutlass.CUDA_VERSION.major}"
+    if loaded != (tools.dsl, tools.flavour):  # the artifact would be kept under a wrong key
+        raise CompileError(f"cutlass {loaded} is loaded, where {tools.dsl, tools.flavour} was found; install one nvidia-cutlass-dsl only")
     module, name = target.source.split(":")
     kernel = getattr(import_module(module), name)(problem, config)
     facts: dict[str, dict[str, Dim3]] = {}
@@ -88,7 +93,7 @@ def _compile(problem: AttentionProblem, config: Any, target: Target, folder: Pat
         problem=_summary(problem),
         config=_summary(config),
         arch=target.arch,
-        toolchain=toolchain.current(),
+        toolchain=tools,
         options=target.options,
         ptxas_log=log,
     )

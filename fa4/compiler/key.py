@@ -47,7 +47,7 @@ def key_parts(problem: AttentionProblem, config: Any, arch: str, line_info: bool
         "arch": arch,
         "toolchain": asdict(toolchain.current()),
         "options": toolchain.options(line_info),
-        "environment": compiler_environment(),
+        "environment": dict(compiler_environment()),
     }
 
 

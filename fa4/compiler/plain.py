@@ -20,7 +20,7 @@ from typing import Any
 
 from fa4.errors import CompileError
 
-_GLOBAL_INSTRUCTIONS = ("LOAD_GLOBAL", "LOAD_NAME")
+_GLOBAL_INSTRUCTIONS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
@@ -50,8 +50,10 @@ class _Encoder:
         self._seen: dict[int, int] = {}
 
     def encode(self, value: object, path: str) -> Any:
-        if value is None or isinstance(value, Enum):
-            return None if value is None else ["enum", *_name(type(value)), value.name, self.encode(value.value, path)]
+        if value is None or value is Ellipsis:
+            return None if value is None else ["ellipsis"]
+        if isinstance(value, Enum):
+            return ["enum", *_name(type(value)), value.name, self.encode(value.value, path)]
         if type(value) in (bool, int, str):
             return value
         if type(value) in (float, complex):
@@ -117,7 +119,7 @@ class _Encoder:
 
     def _code(self, code: CodeType, path: str) -> Any:
         # Instructions and what they index. Line numbers and file names are left out: they change nothing.
-        constants = [self.encode(constant, f"{path} constant") for constant in code.co_consts if constant is not Ellipsis]
+        constants = [self.encode(constant, f"{path} constant") for constant in code.co_consts]
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         handlers = getattr(code, "co_exceptiontable", b"")

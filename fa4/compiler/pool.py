@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fa4._settings import Settings, current, settings
@@ -41,9 +42,9 @@ class Event:
 
 
 def default_jobs(items: int) -> int:
-    """Worker processes for a number of items: one a core, as many as fit into free memory, at least one."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(items, len(os.sched_getaffinity(0)), free // _WORKER_BYTES))
+    """Worker processes for a number of items: one a core, as many as fit into available memory (proc_meminfo(5)), at least one."""
+    available = next(line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return max(1, min(items, len(os.sched_getaffinity(0)), int(available) * 1024 // _WORKER_BYTES))
 
 
 def compile_all(items: Sequence[Item], jobs: int | None = None) -> Iterator[Event]:

@@ -8,7 +8,7 @@ import sys
 import warnings
 
 import pytest
-from conftest import REQUEST, compile_count, fake_artifact
+from compiler_helpers import REQUEST, compile_count, fake_artifact
 
 import fa4
 from fa4.compiler import entry, get, lookup

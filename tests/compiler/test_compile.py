@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import REQUEST, run_python
+from compiler_helpers import REQUEST, run_python
 from toy_config import ToyConfig, toy_problem
 
 import fa4
@@ -88,7 +88,7 @@ def test_line_information_leaves_the_machine_code_alone(artifact):
 
 AGAIN = """
 import hashlib
-from conftest import REQUEST
+from compiler_helpers import REQUEST
 from fa4.compiler.compile import compile_kernel
 artifact = compile_kernel(*REQUEST)
 print(*(hashlib.sha256(data).hexdigest() for data in artifact.files().values()))
@@ -147,6 +147,15 @@ def test_what_does_not_compile_is_a_clear_error():
         compile_kernel(toy_problem(), ToyConfig(), "sm_1")
     with pytest.raises(fa4.UnsupportedError, match="there is no sideways kernel"):
         compile_kernel(dataclasses.replace(toy_problem(), direction="sideways"), ToyConfig(), "sm_80")
+
+
+@compiling
+@pytest.mark.parametrize("field", ["dsl", "flavour"])
+def test_a_compiler_other_than_the_one_in_the_key_is_refused(monkeypatch, field):
+    tools = toolchain.current()
+    monkeypatch.setattr(toolchain, "current", lambda: dataclasses.replace(tools, **{field: "other"}))
+    with pytest.raises(fa4.CompileError, match=r"is loaded, where .*other.* was found"):
+        compile_kernel(*REQUEST)
 
 
 def test_an_unknown_machine_is_a_clear_error(monkeypatch):

@@ -10,11 +10,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import REQUEST, run_python
+from compiler_helpers import REQUEST, run_python
 from toy_config import ToyConfig, toy_problem
 
 import fa4
 from fa4 import dispatch
+from fa4._settings import compiler_environment
 from fa4.compiler import get, key, plain, sources, toolchain
 from fa4.compiler.key import function_key, kernel_key
 from fa4.problem import AttentionProblem
@@ -67,18 +68,31 @@ def test_the_kernel_class_counts(monkeypatch):
     assert kernel_key(*REQUEST) != before
 
 
+def key_with(monkeypatch, name, value):
+    """As a process would compute it that started with this variable."""
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        compiler_environment.cache_clear()
+        try:
+            return kernel_key(*REQUEST)
+        finally:
+            compiler_environment.cache_clear()
+
+
 def test_compiler_variables_count_and_harmless_ones_do_not(monkeypatch):
     before = kernel_key(*REQUEST)
     for name in ("CUTE_DSL_LOG_LEVEL", "CUTE_DSL_DUMP_DIR", "CUTE_DSL_KEEP", "HOME"):
-        monkeypatch.setenv(name, "1")
-        assert kernel_key(*REQUEST) == before
-    seen = {before}
-    for name in ("CUTE_DSL_ENABLE_ASSERTIONS", "CUTE_DSL_COMPILER_OPT", "CUTE_DSL_LINEINFO", "CUTE_DSL_SOMETHING_NEW"):
-        monkeypatch.setenv(name, "1")
-        seen.add(kernel_key(*REQUEST))
-    monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "2")
-    seen.add(kernel_key(*REQUEST))
-    assert len(seen) == 6
+        assert key_with(monkeypatch, name, "1") == before
+    names = ("CUTE_DSL_ENABLE_ASSERTIONS", "CUTE_DSL_COMPILER_OPT", "CUTE_DSL_LINEINFO", "CUTE_DSL_SOMETHING_NEW")
+    keys = {key_with(monkeypatch, name, value) for name in names for value in ("1", "2")}
+    assert len(keys - {before}) == 8
+
+
+def test_a_variable_set_too_late_for_the_dsl_does_not_count(monkeypatch):
+    """The DSL reads its variables once: a kernel compiled afterwards is the same, and must not be stored as another."""
+    before = kernel_key(*REQUEST)
+    monkeypatch.setenv("CUTE_DSL_ENABLE_ASSERTIONS", "1")
+    assert kernel_key(*REQUEST) == before
 
 
 def test_a_miss_compiles_again(compiles):
@@ -97,7 +111,7 @@ def test_what_varies_at_run_time_is_not_in_the_key():
 
 
 def test_a_key_is_the_same_in_every_process(folder):
-    code = "from conftest import REQUEST; from fa4.compiler.key import kernel_key; print(kernel_key(*REQUEST))"
+    code = "from compiler_helpers import REQUEST; from fa4.compiler.key import kernel_key; print(kernel_key(*REQUEST))"
     keys = {run_python(code, folder, PYTHONHASHSEED=seed) for seed in ("1", "2")}
     assert keys == {kernel_key(*REQUEST)}
 
@@ -105,7 +119,7 @@ def test_a_key_is_the_same_in_every_process(folder):
 def test_a_key_imports_neither_cutlass_nor_torch_and_is_fast(folder, record_property):
     code = """
 import sys, time
-from conftest import REQUEST
+from compiler_helpers import REQUEST
 from fa4.compiler.key import function_key, kernel_key
 start = time.perf_counter(); kernel_key(*REQUEST); first = time.perf_counter() - start
 start = time.perf_counter(); kernel_key(*REQUEST); again = time.perf_counter() - start

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import REQUEST, fake_artifact, run_python
+from compiler_helpers import REQUEST, fake_artifact, run_python
 from fake_cuda import FakeCudaVector, FakeRuntime
 
 import fa4
@@ -73,7 +73,7 @@ def test_two_loads_are_independent(artifact):
 READY = """
 import sys
 import torch
-from conftest import REQUEST
+from compiler_helpers import REQUEST
 from fa4.compiler import get
 from fa4.compiler.load import load_function
 function = load_function(get(*REQUEST))

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from conftest import CHILD, REQUEST, compile_count, run_python, start_python
+from compiler_helpers import CHILD, REQUEST, compile_count, run_python, start_python
 
 import fa4
 from fa4.compiler import get
@@ -18,7 +18,7 @@ GET = CHILD + "\nprint(lookup.get(*REQUEST).function)"
 HOLD = """
 import os, time
 from pathlib import Path
-from conftest import REQUEST
+from compiler_helpers import REQUEST
 from fa4.compiler.cache import default_cache
 from fa4.compiler.key import kernel_key
 with default_cache().lock(kernel_key(*REQUEST)):
@@ -105,7 +105,7 @@ def test_threads_compile_once(folder, compiles, monkeypatch):
 
 HIT = """
 import sys
-from conftest import REQUEST
+from compiler_helpers import REQUEST
 import fa4
 from fa4.compiler import get
 from fa4.compiler.compile import compile_kernel
