@@ -131,7 +131,7 @@ def _print_cost(text: bytes, seqlen: int) -> None:
 
 
 @contextmanager
-def settings_of_an_empty_cache() -> Iterator[None]:
+def empty_cache() -> Iterator[None]:
     """Compile into a folder that is removed afterwards."""
     from fa4 import settings
 
@@ -153,7 +153,7 @@ def print_kernel() -> None:
     print(f"\nGPU kernel for {_ARCH}, compiled here: forward, bfloat16, head dim {_HEAD_DIM}, causal")
     print("compiling into an empty cache ...", flush=True)
     seconds = []
-    with settings_of_an_empty_cache():
+    with empty_cache():
         for _ in range(2):
             lookup.forget()
             start = time.perf_counter()
