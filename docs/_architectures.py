@@ -15,6 +15,7 @@ _ROWS = {
     "registers_per_sm": ("Registers per SM", 1),
     "registers_per_thread": ("Registers per thread", 1),
     "threads_per_sm": ("Threads per SM", 1),
+    "blocks_per_sm": ("Blocks per SM", 1),
     "tmem_lanes": ("Tensor Memory lanes", 1),
     "tmem_columns": ("Tensor Memory columns", 1),
     "bf16_flop": ("Dense bf16 FLOP per SM and clock", 1),

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from fa4.errors import DeviceError as DeviceError
     from fa4.errors import DtypeError as DtypeError
     from fa4.errors import Fa4Error as Fa4Error
+    from fa4.errors import InspectionError as InspectionError
     from fa4.errors import ShapeError as ShapeError
     from fa4.errors import UnsupportedError as UnsupportedError
+    from fa4.inspection.report import inspect as inspect
 
 __version__ = "0.1.0"
 
@@ -29,11 +31,22 @@ __version__ = "0.1.0"
 _HOME = {
     "attention": "fa4.api",
     "supports": "fa4.api",
+    "inspect": "fa4.inspection.report",
     "Support": "fa4.dispatch",
     "Settings": "fa4._settings",
     "settings": "fa4._settings",
 } | dict.fromkeys(
-    ("Fa4Error", "ArgumentError", "BackendError", "CompileError", "DeviceError", "DtypeError", "ShapeError", "UnsupportedError"),
+    (
+        "Fa4Error",
+        "ArgumentError",
+        "BackendError",
+        "CompileError",
+        "DeviceError",
+        "DtypeError",
+        "InspectionError",
+        "ShapeError",
+        "UnsupportedError",
+    ),
     "fa4.errors",
 )
 

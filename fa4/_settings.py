@@ -101,6 +101,11 @@ def compiler_environment() -> Mapping[str, str]:
     }
 
 
+def no_colour() -> bool:
+    """Whether the user asked every program for output without colour (no-color.org: NO_COLOR is set and not empty)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 _override: ContextVar[Settings | None] = ContextVar("fa4_settings", default=None)
 _process: Settings | None = None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,8 +10,17 @@ from torch import Tensor
 from fa4 import dispatch, ops
 from fa4.arch import get_arch
 from fa4.dispatch import Support
-from fa4.errors import ArgumentError, BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
-from fa4.problem import AttentionProblem, Direction, WindowSize, normalise_window
+from fa4.errors import BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from fa4.problem import (
+    AttentionProblem,
+    Direction,
+    WindowSize,
+    dtype_name,
+    normalise_window,
+    problem_class,
+    real_number,
+    softcap_number,
+)
 
 
 @overload
@@ -97,12 +104,12 @@ def attention(
     if dropout_p != 0:
         raise UnsupportedError("dropout_p", dropout_p, "attention dropout is not implemented", "pass 0.0")
     left, right = normalise_window(window_size, causal)
-    scale = None if softmax_scale is None else _real("softmax_scale", softmax_scale)
-    softcap = _softcap(softcap)
+    scale = None if softmax_scale is None else real_number("softmax_scale", softmax_scale)
+    softcap = softcap_number(softcap)
     backend = _choose_backend(backend, arch, q.device)
     problem = AttentionProblem(
         direction="forward",
-        dtype=_dtype_name(q.dtype),
+        dtype=dtype_name(q.dtype),
         head_dim=q.shape[3],
         head_dim_v=v.shape[3],
         causal=right == 0,
@@ -135,50 +142,21 @@ def supports(
     Raises:
         Fa4Error: an argument is malformed (an unknown backend, arch or direction, a window of wrong arity), as opposed to unserved.
     """
-    if direction not in ("forward", "backward"):
-        raise ArgumentError("direction", direction, "is unknown", "use 'forward' or 'backward'")
     if backend is None:
         backend = "cpu" if arch is None else "cuda"
     _check_backend_name(backend)
     _check_arch(backend, arch)
-    left, right = normalise_window(window_size, causal)
-    problem = AttentionProblem(
+    problem = problem_class(
         direction=direction,
-        dtype=_dtype_name(dtype),
+        dtype=dtype,
         head_dim=head_dim,
-        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
-        causal=right == 0,
-        window=(left is not None, right is not None and right != 0),
-        softcap=_softcap(softcap) > 0,
+        head_dim_v=head_dim_v,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
         deterministic=deterministic,
     )
     return dispatch.support(problem, backend, arch)
-
-
-def _dtype_name(dtype: str | torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _real(name: str, value: Any) -> float:
-    """A finite real number.
-
-    Raises:
-        DtypeError: not a number.
-        ArgumentError: NaN or infinite.
-    """
-    # int and float first: that is what torch.compile knows symbolic numbers as. It cannot trace math.isfinite of one.
-    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
-        raise DtypeError(name, value, "must be a real number", "pass an int or a float")
-    if not -math.inf < value < math.inf:
-        raise ArgumentError(name, value, "must be finite", "pass a finite number")
-    return float(value)
-
-
-def _softcap(value: Any) -> float:
-    softcap = _real("softcap", value)
-    if softcap < 0:
-        raise ArgumentError("softcap", value, "must not be negative", "pass a positive cap, or 0.0 for none")
-    return softcap
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -259,7 +237,7 @@ def _check_problem(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, b
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise DtypeError(name, str(x.dtype), f"must have q's dtype {q.dtype}", "cast it with .to(q.dtype)")
-        if _dtype_name(x.dtype) not in dispatch.allowed_dtypes(backend):
+        if dtype_name(x.dtype) not in dispatch.allowed_dtypes(backend):
             raise DtypeError(name, str(x.dtype), f"is not served by backend {backend!r}", f"use one of {allowed}")
     for name, dim in (("q", problem.head_dim), ("v", problem.head_dim_v)):
         rule = dispatch.head_dim_rule(backend, dim)

@@ -57,6 +57,7 @@ class Arch:
     registers_per_sm: Quantity
     registers_per_thread: Quantity
     threads_per_sm: Quantity
+    blocks_per_sm: Quantity
     tmem_lanes: Quantity
     tmem_columns: Quantity
     bf16_flop: Quantity
@@ -95,6 +96,9 @@ _REGISTERS = Quantity(64 * _KB, "register", _LIMITS)
 _REGISTERS_PER_THREAD = Quantity(255, "register", _LIMITS)
 _THREADS_1536 = Quantity(1536, "thread", _LIMITS)
 _THREADS_2048 = Quantity(2048, "thread", _LIMITS)
+_BLOCKS_16 = Quantity(16, "block", _LIMITS)
+_BLOCKS_24 = Quantity(24, "block", _LIMITS)
+_BLOCKS_32 = Quantity(32, "block", _LIMITS)
 _SMEM_100 = Quantity(100 * _KB, "byte", _LIMITS)
 _SMEM_99 = Quantity(99 * _KB, "byte", _LIMITS)
 _SMEM_228 = Quantity(228 * _KB, "byte", _LIMITS)
@@ -119,6 +123,7 @@ _SM_80 = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_2048,
+    blocks_per_sm=_BLOCKS_32,
     tmem_lanes=_NO_TMEM_LANES,
     tmem_columns=_NO_TMEM_COLUMNS,
     bf16_flop=Quantity(2048, "FLOP/clock/SM", _A100),
@@ -142,6 +147,7 @@ _SM_86 = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_1536,
+    blocks_per_sm=_BLOCKS_16,
     tmem_lanes=_NO_TMEM_LANES,
     tmem_columns=_NO_TMEM_COLUMNS,
     bf16_flop=Quantity(1024, "FLOP/clock/SM", f"{_GA102}; GeForce parts of sm_86 accumulate in float32 at half this rate"),
@@ -165,6 +171,7 @@ _SM_89 = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_1536,
+    blocks_per_sm=_BLOCKS_24,
     tmem_lanes=_NO_TMEM_LANES,
     tmem_columns=_NO_TMEM_COLUMNS,
     bf16_flop=Quantity(
@@ -196,6 +203,7 @@ _SM_90A = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_2048,
+    blocks_per_sm=_BLOCKS_32,
     tmem_lanes=_NO_TMEM_LANES,
     tmem_columns=_NO_TMEM_COLUMNS,
     bf16_flop=Quantity(4096, "FLOP/clock/SM", f"{_H100}: twice A100 per SM and clock"),
@@ -219,6 +227,7 @@ _SM_100A = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_2048,
+    blocks_per_sm=_BLOCKS_32,
     tmem_lanes=_TMEM_LANES,
     tmem_columns=_TMEM_COLUMNS,
     bf16_flop=Quantity(8192, "FLOP/clock/SM", f"{_FA4}; CUTLASS, Blackwell functionality: tcgen05.mma kind::f16 is twice Hopper"),
@@ -247,6 +256,7 @@ _SM_103A = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_2048,
+    blocks_per_sm=_BLOCKS_32,
     tmem_lanes=_TMEM_LANES,
     tmem_columns=_TMEM_COLUMNS,
     bf16_flop=Quantity(8192, "FLOP/clock/SM", f"As sm_100a: the same dense bf16 peak for both parts in {_BRIEF}"),
@@ -276,6 +286,7 @@ _SM_120A = Arch(
     registers_per_sm=_REGISTERS,
     registers_per_thread=_REGISTERS_PER_THREAD,
     threads_per_sm=_THREADS_1536,
+    blocks_per_sm=_BLOCKS_24,
     tmem_lanes=_NO_TMEM_LANES,
     tmem_columns=_NO_TMEM_COLUMNS,
     bf16_flop=Quantity(

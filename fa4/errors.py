@@ -47,3 +47,7 @@ class UnsupportedError(ArgumentError, NotImplementedError):
 
 class CompileError(Fa4Error):
     """A kernel could not be compiled or loaded, or its cache key could not be computed."""
+
+
+class InspectionError(Fa4Error):
+    """Generated code cannot be shown: a tool is missing, or its output is not understood."""

@@ -6,10 +6,11 @@ kernel is given. Scale, softcap and window bounds are options: of them a problem
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fa4.errors import ArgumentError, DtypeError
 
@@ -83,3 +84,72 @@ def _bound(entry: int | None, window_size: WindowSize) -> int | None:
     if isinstance(entry, bool) or not isinstance(entry, (int, numbers.Integral)):
         raise DtypeError("window_size", window_size, f"{entry!r} is not an integer", "use an integer, or None (or -1) for an open side")
     return None if entry == -1 else max(-MAX_BOUND, min(int(entry), MAX_BOUND))
+
+
+def problem_class(
+    *,
+    direction: Direction,
+    dtype: object,
+    head_dim: int,
+    head_dim_v: int | None,
+    causal: bool,
+    window_size: WindowSize,
+    softcap: float,
+    deterministic: bool,
+) -> AttentionProblem:
+    """The problem of a request described by the arguments of ``fa4.attention``; ``head_dim_v`` None is ``head_dim``.
+
+    Raises:
+        ArgumentError: an unknown direction, a window of wrong arity, a softcap that is negative or not finite.
+        DtypeError: an argument of the wrong type.
+    """
+    if direction not in ("forward", "backward"):
+        raise ArgumentError("direction", direction, "is unknown", "use 'forward' or 'backward'")
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise DtypeError(name, value, "must be an integer", "for example 128")
+    left, right = normalise_window(window_size, causal)
+    return AttentionProblem(
+        direction=direction,
+        dtype=dtype_name(dtype),
+        head_dim=int(head_dim),
+        head_dim_v=int(head_dim_v),
+        causal=right == 0,
+        window=(left is not None, right is not None and right != 0),
+        softcap=softcap_number(softcap) > 0,
+        deterministic=deterministic,
+    )
+
+
+def dtype_name(dtype: object) -> str:
+    """The name of an element type given as a string or as torch's own."""
+    return str(dtype).removeprefix("torch.")
+
+
+def real_number(name: str, value: Any) -> float:
+    """The finite real number that an argument is.
+
+    Raises:
+        DtypeError: not a number.
+        ArgumentError: NaN or infinite.
+    """
+    # int and float first: that is what torch.compile knows symbolic numbers as. It cannot trace math.isfinite of one.
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
+        raise DtypeError(name, value, "must be a real number", "pass an int or a float")
+    if not -math.inf < value < math.inf:  # type: ignore[operator]  # numbers.Real has no order for mypy
+        raise ArgumentError(name, value, "must be finite", "pass a finite number")
+    return float(value)
+
+
+def softcap_number(value: Any) -> float:
+    """The softcap of a request, 0 for none.
+
+    Raises:
+        DtypeError: not a number.
+        ArgumentError: negative, NaN or infinite.
+    """
+    softcap = real_number("softcap", value)
+    if softcap < 0:
+        raise ArgumentError("softcap", value, "must not be negative", "pass a positive cap, or 0.0 for none")
+    return softcap

@@ -22,6 +22,7 @@ UNITS = {
     "byte",
     "register",
     "thread",
+    "block",
     "lane",
     "column",
     "FLOP/clock/SM",

@@ -41,7 +41,7 @@ def _path(cache: DiskCache, as_json: bool) -> int:
 
 
 def _list(cache: DiskCache, as_json: bool) -> int:
-    from fa4.cli.table import format_table
+    from fa4._table import format_table
 
     entries = cache.entries()
     if as_json:

@@ -1,14 +1,17 @@
-"""``fa4 demo``: attention forward and backward over a real text, checked against float64, with time and memory."""
+"""``fa4 demo``: attention over a real text, checked against float64, with time and memory; and a GPU kernel, compiled and measured."""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fa4.cli.table import format_table
+from fa4._table import format_table
 from fa4.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -20,6 +23,8 @@ _VARIANTS: list[tuple[str, str, int, dict[str, Any]]] = [
     ("softcap 20, one key head", "float32", 1, {"softcap": 20.0}),
 ]
 _HEADS, _HEAD_DIM = 4, 64
+_ARCH = "sm_80"
+_SASS_LINES = 6
 
 
 def add_command(commands: Any) -> None:
@@ -52,11 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"input: the bytes of {path.name} as tokens, embedded and projected to q, k, v; {_HEADS} heads of {_HEAD_DIM}\n")
     _print_errors(text, arguments.seqlen)
     _print_cost(text, arguments.long_seqlen)
+    print_kernel()
     print(
         "\nWhat to try next\n"
         "  fa4.attention(q, k, v, causal=True)           in your own code; q is (batch, seqlen, heads, head_dim)\n"
         "  fa4 demo --text FILE --seqlen 1024            the same on a text of yours\n"
+        "  fa4 inspect --arch sm_80 --head-dim 128       what a request is compiled to, and what it costs\n"
         "  fa4 support                                   what works on which architecture\n"
+        "  fa4 doctor                                    what is installed here, and what is broken\n"
         "  docs/concepts/algorithms.md                   from standard attention to FlashAttention-4, derived"
     )
     return 0
@@ -120,6 +128,51 @@ def _print_cost(text: bytes, seqlen: int) -> None:
         f"peak memory above inputs {memory.extra_bytes / 2**20:.0f} MiB, of which out, dq, dk, dv are {results / 2**20:.0f} MiB; "
         f"the scores alone would take {_HEADS * seqlen * seqlen * 4 / 2**20:.0f} MiB"
     )
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Compile into a folder that is removed afterwards."""
+    from fa4 import settings
+
+    with tempfile.TemporaryDirectory(prefix="fa4-") as folder, settings(cache=True, cache_dir=folder):
+        yield
+
+
+def print_kernel() -> None:
+    """Compile a GPU kernel, cold and from the cache, and show what it costs and what its main loop looks like."""
+    from fa4 import tuning
+    from fa4.arch import get_arch
+    from fa4.compiler import get, lookup
+    from fa4.inspection.report import report
+    from fa4.inspection.text import resource_table
+    from fa4.problem import AttentionProblem
+
+    problem = AttentionProblem("forward", "bfloat16", _HEAD_DIM, _HEAD_DIM, causal=True)
+    request = (problem, tuning.config(problem, get_arch(_ARCH)), _ARCH)
+    print(f"\nGPU kernel for {_ARCH}, compiled here: forward, bfloat16, head dim {_HEAD_DIM}, causal")
+    print("compiling into an empty cache ...", flush=True)
+    seconds = []
+    with empty_cache():
+        for _ in range(2):
+            lookup.forget()
+            start = time.perf_counter()
+            artifact = get(*request)
+            seconds.append(time.perf_counter() - start)
+    lookup.forget()
+    shown = report(artifact)
+    print(f"compile time {seconds[0]:.1f} s, with the import of the compiler; from the cache {seconds[1] * 1e3:.0f} ms")
+    print(resource_table(shown.resources))
+    if shown.code is None:
+        print(shown.code_error)
+        return
+    loop = shown.main_loop
+    if loop is not None:
+        counts = ", ".join(f"{kind} {number}" for kind, number in loop.histogram.counts.items())
+        inside = [instruction for instruction in shown.code.instructions if instruction.address in loop.addresses]
+        first = next((i for i, instruction in enumerate(inside) if instruction.kind == "mufu"), 0)
+        print(f"one trip of its main loop is {loop.histogram.total} instructions: {counts}\nwhere its softmax begins:")
+        print("\n".join(f"  {instruction.text}" for instruction in inside[first : first + _SASS_LINES]))
 
 
 def text_inputs(text: bytes, shape: AttentionShape, dtype: str) -> AttentionInputs:

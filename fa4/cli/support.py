@@ -14,7 +14,7 @@ def add_command(commands: Any) -> None:
 
 def run(_arguments: argparse.Namespace) -> int:
     """Print the support table."""
-    from fa4.cli.table import format_table
+    from fa4._table import format_table
     from fa4.support_table import support_table
 
     header, rows = support_table()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fa4.cli import main
+import fa4
+from fa4.cli import demo, main
 
 
 def fa4_command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -18,7 +20,7 @@ def fa4_command(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
 def test_help_names_every_command():
     result = fa4_command("--help")
     assert result.returncode == 0
-    for command in ("demo", "support", "compile", "cache"):
+    for command in ("demo", "support", "inspect", "compile", "cache", "doctor"):
         assert command in result.stdout
 
 
@@ -38,9 +40,27 @@ def test_demo(capsys):
         assert 0 < float(error) <= float(bound)
     for part in ("bfloat16", "GFLOP/s", "peak memory", "What to try next", "fa4.attention"):
         assert part in output
+    cold, cached = re.search(r"compile time ([\d.]+) s, .* from the cache (\d+) ms", output).groups()
+    assert float(cold) * 1e3 > int(cached), "the cache holds what was compiled a moment before"
+    for part in ("GPU kernel for sm_80", "registers per thread", "spills per thread", "one trip of its main loop is", "MUFU"):
+        assert part in output
 
 
-def test_demo_takes_a_text(tmp_path, capsys):
+def test_demo_without_nvdisasm_says_what_to_install(compile_cache, capsys, monkeypatch):
+    from fa4.compiler import get
+
+    monkeypatch.setattr("fa4.inspection.nvdisasm.find", lambda: None)
+    monkeypatch.setattr(demo, "empty_cache", contextlib.nullcontext)
+    monkeypatch.setattr("fa4.compiler.get", lambda *request: get(*request, line_info=True))  # which other tests have compiled already
+    with fa4.settings(cache=True, cache_dir=compile_cache):
+        demo.print_kernel()
+    output = capsys.readouterr().out
+    assert "registers per thread" in output
+    assert "pip install 'fa4[inspect]'" in output
+
+
+def test_demo_takes_a_text(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "print_kernel", lambda: None)
     text = tmp_path / "story.txt"
     text.write_text("once upon a time " * 3)
     assert main(["demo", "--text", str(text), "--seqlen", "70", "--long-seqlen", "256"]) == 0
