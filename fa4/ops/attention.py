@@ -60,7 +60,7 @@ def _backward_cpu(
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, seqlen_q, heads, _ = q.shape
+    batch, seqlen_q, heads = q.shape[:3]
     out = q.new_empty((batch, seqlen_q, heads, v.shape[3]))
     return out, q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
 

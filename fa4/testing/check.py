@@ -27,17 +27,15 @@ def check_attention(
     Raises:
         AssertionError: a result leaves the bound of ``compare``; the message lists every result.
     """
-    arrays = [x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v)]
-    expected = standard_attention(*arrays, **options)
+    q, k, v, dout = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
+    expected = standard_attention(q, k, v, **options)
     dlse = None
     if use_dlse:
         dlse = inputs.dlse.masked_fill(torch.from_numpy(expected.lse == -float("inf")).to(inputs.dlse.device), 0.0)
     actual, baseline = (_run(f, inputs, dlse, backward, options) for f in (attention, torch_attention))
     references = {"out": expected.out, "lse": expected.lse}
     if backward:
-        gradients = standard_attention_backward(
-            *arrays, inputs.dout.double().cpu().numpy(), None if dlse is None else dlse.double().cpu().numpy(), **options
-        )
+        gradients = standard_attention_backward(q, k, v, dout, None if dlse is None else dlse.double().cpu().numpy(), **options)
         references |= {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
     comparisons = [compare(name, actual[name], reference, baseline[name]) for name, reference in references.items()]
     assert all(c.ok for c in comparisons), "\n".join(map(str, comparisons))

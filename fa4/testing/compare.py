@@ -83,7 +83,8 @@ def compare(name: str, actual: Tensor, reference: Float64Array, baseline: Tensor
 def _deviation(tensor: Tensor, reference: Float64Array, finite: npt.NDArray[np.bool_]) -> Float64Array:
     """|tensor - reference| where the reference is finite, else 0."""
     values = tensor.detach().double().cpu().numpy()
-    return np.abs(np.subtract(values, reference, where=finite, out=np.zeros_like(reference)))
+    difference: Float64Array = np.subtract(values, reference, where=finite, out=np.zeros_like(reference))
+    return np.abs(difference, out=difference)
 
 
 def _ulp(value: float, dtype: torch.dtype) -> float:

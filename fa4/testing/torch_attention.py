@@ -7,6 +7,7 @@ example, it gives exactly 0, and no kernel that recomputes the weights from lse 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,8 +42,8 @@ def torch_attention(
         hidden |= key < diagonal - left
     if right is not None:
         hidden |= key > diagonal + right
-    out, lse = _TorchAttention.apply(q, k, v, hidden, float(scale), float(softcap))
-    return out, lse
+    differentiable: Callable[..., tuple[Tensor, Tensor]] = _TorchAttention.apply
+    return differentiable(q, k, v, hidden, float(scale), float(softcap))
 
 
 class _TorchAttention(torch.autograd.Function):
