@@ -107,16 +107,7 @@ def attention(
     scale = None if softmax_scale is None else real_number("softmax_scale", softmax_scale)
     softcap = softcap_number(softcap)
     backend = _choose_backend(backend, arch, q.device)
-    problem = AttentionProblem(
-        direction="forward",
-        dtype=dtype_name(q.dtype),
-        head_dim=q.shape[3],
-        head_dim_v=v.shape[3],
-        causal=right == 0,
-        window=(left is not None, right is not None and right != 0),
-        softcap=softcap > 0,
-        deterministic=deterministic,
-    )
+    problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic)
     _check_problem(problem, q, k, v, backend, arch)
     out, lse = ops.attention_forward(q, k, v, scale, left, right, softcap, deterministic, backend, arch)
     return (out, lse) if return_lse else out

@@ -40,6 +40,29 @@ class AttentionProblem:
     softcap: bool = False
     deterministic: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        direction: Direction,
+        dtype: object,
+        head_dims: tuple[int, int],
+        bounds: tuple[int | None, int | None],
+        softcap: float,
+        deterministic: bool,
+    ) -> AttentionProblem:
+        """The class of a request in normalised terms: ``bounds`` as from ``normalise_window``, ``dtype`` a name or torch's own."""
+        left, right = bounds
+        return cls(
+            direction=direction,
+            dtype=dtype_name(dtype),
+            head_dim=head_dims[0],
+            head_dim_v=head_dims[1],
+            causal=right == 0,
+            window=(left is not None, right is not None and right != 0),
+            softcap=softcap > 0,
+            deterministic=deterministic,
+        )
+
 
 @dataclass(frozen=True)
 class AttentionOptions:
@@ -109,17 +132,8 @@ def problem_class(
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise DtypeError(name, value, "must be an integer", "for example 128")
-    left, right = normalise_window(window_size, causal)
-    return AttentionProblem(
-        direction=direction,
-        dtype=dtype_name(dtype),
-        head_dim=int(head_dim),
-        head_dim_v=int(head_dim_v),
-        causal=right == 0,
-        window=(left is not None, right is not None and right != 0),
-        softcap=softcap_number(softcap) > 0,
-        deterministic=deterministic,
-    )
+    bounds = normalise_window(window_size, causal)
+    return AttentionProblem.of(direction, dtype, (int(head_dim), int(head_dim_v)), bounds, softcap_number(softcap), deterministic)
 
 
 def dtype_name(dtype: object) -> str:

@@ -1,0 +1,1 @@
+"""From a request to a launch: ``forward`` prepares arguments, ``virtual`` and ``cuda`` execute."""

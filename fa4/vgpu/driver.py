@@ -1,0 +1,127 @@
+"""Stands in for the library through which the DSL's host code reaches the CUDA runtime.
+
+Host code that CuTe-DSL compiles calls CUDA only by way of functions named like the CUDA runtime's with a leading underscore
+(``_cudaLaunchKernelEx``). ``Driver.resolve`` gives an address for each of them, a callback into Python, so the same host code that runs on
+a GPU machine runs here unchanged, without a CUDA driver and without a C compiler. Layouts: CUDA Runtime API, ``cudaLaunchConfig_t`` and
+``cudaLaunchAttribute`` (72 bytes each: the id, then the value at byte 8).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Dim3 = tuple[int, int, int]
+
+_CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+_ATTRIBUTE_BYTES = 72
+_MAX_SHARED_OPTIN = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
+_LAUNCH_FAILURE = 719  # cudaErrorLaunchFailure
+_HANDLE = 1  # any pointer that is not null
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A launch as the host code asked for it: sizes in blocks and threads, ``dynamic_shared`` in bytes.
+
+    ``arguments`` is the address of an array of pointers, one for each kernel parameter; valid during the launch only.
+    """
+
+    kernel: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3 | None
+    dynamic_shared: int
+    arguments: int
+
+    def parameters(self, sizes: list[int]) -> list[bytes]:
+        """The bytes of each parameter; ``sizes`` in bytes, from the kernel's own header."""
+        pointers = ctypes.cast(self.arguments, ctypes.POINTER(ctypes.c_void_p))
+        return [ctypes.string_at(pointers[i] or 0, size) for i, size in enumerate(sizes)]
+
+
+class Driver:
+    """One device. ``launch`` is called for every launch, in order; what it raises is kept in ``error`` and fails the host code's call."""
+
+    def __init__(self, launch: Callable[[LaunchRequest], None], shared_per_block: int) -> None:
+        self.error: BaseException | None = None
+        self._launch = launch
+        self._shared_per_block = shared_per_block
+        self._kernels: dict[int, str] = {}
+        self._callbacks = {name: self._callback(count, function) for name, (count, function) in self._functions().items()}
+
+    def resolve(self, name: str) -> int | None:
+        """The address of a function of the runtime library, None for what the host code finds elsewhere."""
+        callback = self._callbacks.get(name)
+        return ctypes.cast(callback, ctypes.c_void_p).value if callback else None
+
+    def _functions(self) -> dict[str, tuple[int, Callable[..., int | None]]]:
+        """Number of arguments and stand-in of each function; None is success."""
+
+        def nothing(*_: int) -> None:
+            return None
+
+        return {
+            "_cudaLibraryLoadData": (8, lambda out, *_: _set_pointer(out, _HANDLE)),
+            "_cudaLibraryGetKernel": (3, self._get_kernel),
+            "_cudaGetDevice": (1, lambda out: _set_int(out, 0)),
+            "_cudaSetDevice": (1, nothing),
+            "_cudaDeviceGetAttribute": (3, self._device_attribute),
+            "_cuKernelGetAttribute": (4, lambda out, *_: _set_int(out, 0)),
+            "_cudaFuncSetAttribute": (3, nothing),
+            "_cudaKernelSetAttributeForDevice": (4, nothing),
+            "_cudaLaunchKernelEx": (3, self._launch_kernel),
+            "cuda_dialect_init_library_once": (4, self._initialise),
+            "cuda_dialect_unload_library_once": (1, nothing),
+        }
+
+    def _callback(self, count: int, function: Callable[..., int | None]) -> Any:
+        def guarded(*arguments: int) -> int:
+            # ctypes drops what a callback raises, so it is kept for the caller of the host code.
+            try:
+                return function(*arguments) or 0
+            except BaseException as error:
+                self.error = error
+                return _LAUNCH_FAILURE
+
+        return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)(guarded)
+
+    def _get_kernel(self, out: int, _library: int, name: int) -> None:
+        handle = len(self._kernels) + 1
+        self._kernels[handle] = ctypes.string_at(name).decode()
+        _set_pointer(out, handle)
+
+    def _device_attribute(self, out: int, attribute: int | None, _device: int) -> None:
+        _set_int(out, self._shared_per_block if attribute == _MAX_SHARED_OPTIN else 0)
+
+    def _initialise(self, library: int, init: int, load: int, _report: int) -> int:
+        """Run the module's own functions, which load the machine code and look its kernels up, as the real library does."""
+        code: int = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(init)(library)
+        return code or int(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(load)(library, 0))
+
+    def _launch_kernel(self, config: int, kernel: int, arguments: int) -> None:
+        words = ctypes.cast(config, ctypes.POINTER(ctypes.c_uint32))
+        shared, _stream, attributes = ctypes.cast(config + 24, ctypes.POINTER(ctypes.c_uint64))[0:3]
+        (count,) = ctypes.cast(config + 48, ctypes.POINTER(ctypes.c_uint32))[0:1]
+        cluster = None
+        for i in range(count):
+            attribute = ctypes.cast(attributes + i * _ATTRIBUTE_BYTES, ctypes.POINTER(ctypes.c_uint32))
+            if attribute[0] == _CLUSTER_DIMENSION:
+                cluster = _dim3(attribute[2:5])
+        name = self._kernels[kernel]
+        self._launch(LaunchRequest(name, _dim3(words[0:3]), _dim3(words[3:6]), cluster, shared, arguments))
+
+
+def _dim3(values: list[int]) -> Dim3:
+    x, y, z = values
+    return x, y, z
+
+
+def _set_int(pointer: int, value: int) -> None:
+    ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = value
+
+
+def _set_pointer(pointer: int, value: int) -> None:
+    ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64))[0] = value
