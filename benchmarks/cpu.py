@@ -1,8 +1,9 @@
 """The CPU backend against torch's scaled_dot_product_attention, and its peak memory.
 
-    python benchmarks/cpu.py            # speed and memory, about 20 minutes on 2 cores
+    python benchmarks/cpu.py            # speed and memory, about an hour on 2 cores
     python benchmarks/cpu.py --quick    # fewer shapes
     python benchmarks/cpu.py speed      # or: memory
+    python benchmarks/cpu.py speed --cpu-time    # one thread, CPU time: for a machine that others use too
 
 Every contender runs in a fresh process, in turns, several rounds; a process reports the median over its repeats, and a line the median
 over rounds of the ratio torch / fa4 (above 1: fa4 is faster). Memory is the peak above inputs and outputs, in a fresh process.
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -104,7 +106,7 @@ def run_torch(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
 CONTENDERS = {"fa4": run_fa4, "torch": run_torch}
 
 
-def measure_seconds(contender: str, case: Case, seconds: float = 1.0) -> float:
+def measure_seconds(contender: str, case: Case, clock: Callable[[], float], seconds: float = 1.0) -> float:
     """Median time of a call over at least 3 repeats and about ``seconds``."""
     run = CONTENDERS[contender]
     q, k, v, dout = case.inputs()
@@ -112,11 +114,11 @@ def measure_seconds(contender: str, case: Case, seconds: float = 1.0) -> float:
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < 4 or (time.perf_counter() - start < seconds and len(times) < 200):
-        before = time.perf_counter()
+        before = clock()
         out = run(*leaves, case)
         if case.backward:
             torch.autograd.grad(out, leaves, dout)
-        times.append(time.perf_counter() - before)
+        times.append(clock() - before)
     return statistics.median(times[1:])  # the first one warms up
 
 
@@ -136,15 +138,15 @@ def measure_bytes(case: Case) -> tuple[int, int, str]:
     return forward.extra_bytes - outputs[0], backward.extra_bytes - outputs[1], path
 
 
-def in_process(task: str, case: Case) -> list[float]:
+def in_process(task: str, case: Case, *flags: str) -> list[float]:
     """Run one measurement in a fresh process."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--task", task, "--case", json.dumps(asdict(case))]
+    command = [sys.executable, str(Path(__file__).resolve()), "--task", task, "--case", json.dumps(asdict(case)), *flags]
     result: list[float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return result
 
 
-def speed(quick: bool, rounds: int) -> None:
-    lengths = (512, 2048) if quick else (512, 1024, 2048, 4096)
+def speed(quick: bool, rounds: int, *flags: str) -> None:
+    lengths = (1024,) if quick else (512, 1024, 2048, 4096)
     cases = [
         Case(s, d, dtype, causal, backward)
         for backward in (False, True)
@@ -154,10 +156,15 @@ def speed(quick: bool, rounds: int) -> None:
         for s in (lengths if dtype != "float16" else (1024,))
     ]
     cases += [Case(1024, 128, dtype, True, b, heads_kv=2) for dtype in ("float32", "bfloat16") for b in (False, True)]
-    cases += [Case(s, 64, dtype, True, b, window=256) for dtype in ("float32", "bfloat16") for b in (False, True) for s in (2048, 4096)]
+    cases += [
+        Case(s, 64, dtype, True, b, window=256)
+        for dtype in ("float32", "bfloat16")
+        for b in (False, True)
+        for s in (2048, 4096)[: 1 if quick else 2]
+    ]
     print(f"{'case':62} {'fa4 ms':>9} {'torch ms':>9} {'torch/fa4':>9}")
     for case in cases:
-        pairs = [(in_process("fa4", case)[0], in_process("torch", case)[0]) for _ in range(rounds)]
+        pairs = [(in_process("fa4", case, *flags)[0], in_process("torch", case, *flags)[0]) for _ in range(rounds)]
         ours, theirs = (statistics.median(p[i] for p in pairs) * 1e3 for i in (0, 1))
         ratio = statistics.median(b / a for a, b in pairs)
         print(f"{case!s:62} {ours:9.2f} {theirs:9.2f} {ratio:9.2f}", flush=True)
@@ -184,17 +191,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", nargs="?", choices=["speed", "memory"])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--task", choices=[*CONTENDERS, "memory"], help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.cpu_time:
+        torch.set_num_threads(1)
     if arguments.task:
+        clock = time.process_time if arguments.cpu_time else time.perf_counter
         case = Case(**json.loads(arguments.case))
-        print(json.dumps(measure_bytes(case) if arguments.task == "memory" else [measure_seconds(arguments.task, case)]))
+        print(json.dumps(measure_bytes(case) if arguments.task == "memory" else [measure_seconds(arguments.task, case, clock)]))
         return
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}")
     if arguments.what != "memory":
-        speed(arguments.quick, arguments.rounds)
+        speed(arguments.quick, arguments.rounds, *(["--cpu-time"] if arguments.cpu_time else []))
     if arguments.what != "speed":
         memory(arguments.quick)
 
