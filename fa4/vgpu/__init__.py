@@ -1,0 +1,50 @@
+"""A virtual GPU: PTX executed on the CPU with numpy, and checked while it runs.
+
+    program = Program.parse(ptx)
+    gpu = Gpu("sm_80", schedule="random", seed=1)
+    gpu.register_buffer(0x1000, array, "x")
+    gpu.launch(program, "kernel", grid=(1,), block=(128,), params=[struct.pack("<Q", 0x1000)])
+
+Every fault is a ``VgpuError`` that says in which lane, at which line of PTX and of the kernel's source.
+"""
+
+from fa4.vgpu.errors import (
+    BarrierError,
+    DeadlockError,
+    DivergenceError,
+    LaunchError,
+    MemoryFaultError,
+    MisalignedError,
+    OutOfBoundsError,
+    PendingCopyError,
+    Place,
+    PtxSyntaxError,
+    TrapError,
+    UninitializedError,
+    UnsupportedInstructionError,
+    VgpuError,
+)
+from fa4.vgpu.machine import Gpu
+from fa4.vgpu.program import Program
+from fa4.vgpu.report import Observer, Report
+
+__all__ = [
+    "BarrierError",
+    "DeadlockError",
+    "DivergenceError",
+    "Gpu",
+    "LaunchError",
+    "MemoryFaultError",
+    "MisalignedError",
+    "Observer",
+    "OutOfBoundsError",
+    "PendingCopyError",
+    "Place",
+    "Program",
+    "PtxSyntaxError",
+    "Report",
+    "TrapError",
+    "UninitializedError",
+    "UnsupportedInstructionError",
+    "VgpuError",
+]

@@ -1,0 +1,151 @@
+"""Copies to shared memory that complete as late as they may: when the thread that issued them waits (PTX ISA 9.7.9.25).
+
+From its start to its completion every destination byte is marked: nobody may read or write it. The source is read at completion too, so
+that a kernel that changes it in between computes with what it should not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa4.vgpu.errors import MisalignedError
+from fa4.vgpu.memory import PENDING, WRITTEN, Block, FaultError, GlobalMemory
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class _Copy:
+    """One instruction: per thread of the CTA range destination, source, how many bytes exist, and whether it is still to be done."""
+
+    to: Array
+    source: Array
+    valid: Array
+    size: int
+    todo: Array
+
+
+@dataclass
+class _Group:
+    """Copies that were committed together; ``number`` is per thread the group's number, -1 before its commit."""
+
+    first: int
+    number: Array
+    copies: list[_Copy]
+
+
+class Copies:
+    """All copies of a CTA on their way."""
+
+    def __init__(self, threads: int, shared: Block, memory: GlobalMemory) -> None:
+        self.shared, self.memory = shared, memory
+        self.committed = np.zeros(threads, np.int64)
+        self.groups: list[_Group] = []
+
+    def start(self, first: int, addresses: tuple[Array, Array], size: int, valid: Array, mask: Array) -> None:
+        """Begin a copy for the threads from ``first`` on; bytes from ``valid`` to ``size`` become zero."""
+        to, source = addresses
+        chosen = to[mask]
+        if not chosen.size:
+            return
+        index = self.shared.locate(chosen, size, mask)
+        _data, state, _size = self.shared.view("u4", size // 4)
+        assert state is not None
+        present = mask & (valid > 0)
+        misaligned = (source & np.uint64(size - 1)) != 0
+        if (misaligned & mask).any():
+            bad = misaligned & mask
+            raise FaultError(MisalignedError, f"source {int(source[bad.argmax()]):#x} is not a multiple of {size}", bad)
+        try:
+            before = state[index]
+        except IndexError:
+            raise self.shared.outside(chosen, size, mask) from None
+        self.shared.check_not_pending(before, chosen, mask)
+        if present.any():
+            self.check_source(source, valid, size, present)
+        state[index] = np.uint32(PENDING * 0x01010101)
+        self.shared.pending += int(mask.sum())
+        last = self.groups[-1] if self.groups else None
+        if last is None or last.first != first or len(last.number) != len(mask) or (last.number[mask] >= 0).any():
+            last = _Group(first, np.full(len(mask), -1, np.int64), [])
+            self.groups.append(last)
+        last.copies.append(_Copy(to.copy(), source.copy(), valid, size, mask.copy()))
+
+    def check_source(self, source: Array, valid: Array, size: int, mask: Array) -> None:
+        """What will be read must exist."""
+        if (valid[mask] == size).all():
+            self.memory.pieces(source[mask], size, mask)
+            return
+        for lane in np.flatnonzero(mask):
+            if self.memory.find(int(source[lane]), int(valid[lane])) is None:
+                one = np.zeros_like(mask)
+                one[lane] = True
+                raise self.memory.outside(source[one], int(valid[lane]), one)
+
+    def commit(self, first: int, mask: Array) -> None:
+        """Close the group of each thread."""
+        last = first + len(mask)
+        for group in self.groups:
+            here, there = _overlap(group, first, last)
+            if here.stop > here.start:
+                number = group.number[here]
+                open_ = (number < 0) & mask[there]
+                number[open_] = self.committed[first + there.start : first + there.stop][open_]
+        self.committed[first:last] += mask
+
+    def wait(self, first: int, keep: int | None, mask: Array) -> None:
+        """Complete all groups but the ``keep`` newest of each thread; None: everything, committed or not."""
+        last = first + len(mask)
+        for group in list(self.groups):
+            here, there = _overlap(group, first, last)
+            if here.stop <= here.start:
+                continue
+            number = group.number[here]
+            done = mask[there].copy()
+            if keep is not None:
+                done &= (number >= 0) & (number < self.committed[first + there.start : first + there.stop] - keep)
+            if not done.any():
+                continue
+            lanes = np.zeros(len(group.number), bool)
+            lanes[here] = done
+            for copy in group.copies:
+                self.complete(copy, lanes)
+            if not any(copy.todo.any() for copy in group.copies):
+                self.groups.remove(group)
+
+    def complete(self, copy: _Copy, lanes: Array) -> None:
+        """The effect of one copy for some threads."""
+        now = copy.todo & lanes
+        if not now.any():
+            return
+        data, state, _size = self.shared.view("u4", copy.size // 4)
+        assert state is not None
+        vector = copy.size // 4
+        index = (copy.to[now] >> np.uint32(copy.size.bit_length() - 1)).astype(np.intp)
+        valid = copy.valid[now]
+        if (valid == copy.size).all():
+            data[index] = self.memory.load(copy.source[now], "u4", vector, None)
+        else:
+            rows = np.zeros((int(now.sum()), copy.size), np.uint8)
+            full = valid == copy.size
+            if full.any():
+                rows[full] = self.memory.load(copy.source[now][full], "u4", vector, None).reshape(-1, vector).view(np.uint8)
+            for i in np.flatnonzero(~full & (valid > 0)):
+                source, size = int(copy.source[now][i]), int(valid[i])
+                buffer = self.memory.find(source, size)
+                assert buffer is not None
+                rows[i, :size] = buffer.data[source - buffer.address : source - buffer.address + size]
+            data[index] = rows.view(np.uint32) if vector > 1 else rows.view(np.uint32)[:, 0]
+        state[index] = np.uint32(WRITTEN * 0x01010101)
+        copy.todo &= ~now
+        self.shared.pending -= int(now.sum())
+
+
+def _overlap(group: _Group, first: int, last: int) -> tuple[slice, slice]:
+    """The threads [first, last) inside a group, and the group's threads inside them."""
+    low, high = max(group.first, first), min(group.first + len(group.number), last)
+    return slice(low - group.first, high - group.first), slice(low - first, high - first)

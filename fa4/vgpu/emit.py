@@ -1,0 +1,334 @@
+"""Basic blocks to Python: every block becomes a function over numpy arrays that hold one value for each lane of a gang of warps.
+
+A block is generated twice: for gangs whose lanes are all active (no masks at all, results written in place), and for the rest, where
+every write takes the mask ``m``. What a single instruction becomes is the business of ``fa4.vgpu.isa``; this module gives its
+emitters the operands as expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa4.vgpu import isa
+from fa4.vgpu.defined import Watch, is_copy
+from fa4.vgpu.errors import UnsupportedInstructionError
+from fa4.vgpu.lexer import integer
+from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+
+Array = npt.NDArray[Any]
+BlockFunction = Callable[[Any, Any], Any]
+
+NUMPY_TYPES: dict[str, type[np.generic]] = {
+    "pred": np.bool_,
+    **{f"u{n}": getattr(np, f"uint{n}") for n in (8, 16, 32, 64)},
+    **{f"s{n}": getattr(np, f"int{n}") for n in (8, 16, 32, 64)},
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+
+# Types whose registers are only carried as bits; their arithmetic unpacks them.
+_AS_BITS = {"bf16": "u16", "f16x2": "u32", "bf16x2": "u32", "tf32": "u32", "u16x2": "u32", "s16x2": "u32", "e4m3x2": "u16", "e5m2x2": "u16"}
+
+_UFUNCS = (
+    "add subtract multiply negative absolute bitwise_and bitwise_or bitwise_xor bitwise_not left_shift right_shift minimum maximum "
+    "equal not_equal less less_equal greater greater_equal copyto where logical_and logical_or logical_not logical_xor copysign"
+).split()
+_NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
+_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "p", "D", "S")
+
+
+def view_name(type_: str) -> str:
+    """The list of register views that holds values of a PTX type."""
+    if type_ == "pred":
+        return "p"
+    type_ = _AS_BITS.get(type_, type_)
+    return "u" + type_[1:] if type_[0] == "b" else type_
+
+
+def bits_of(type_: str) -> int:
+    """Width of a PTX type in a register."""
+    name = view_name(type_)
+    return 1 if name == "p" else int(name[1:])
+
+
+def immediate_bits(text: str, type_: str) -> np.generic:
+    """The value of a literal as an operand of ``type_`` (PTX ISA 4.5)."""
+    name = view_name(type_)
+    dtype = np.dtype(NUMPY_TYPES["pred" if name == "p" else name])
+    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
+    if digits[:2].lower() in ("0f", "0d"):
+        width = "32" if digits[1] in "fF" else "64"
+        bits = np.array(int(digits[2:], 16), f"uint{width}")
+        if dtype.kind != "f":  # raw bits in an untyped register
+            if sign < 0:
+                bits = bits ^ np.array(1 << int(width) - 1, f"uint{width}")
+            return np.asarray(bits.astype(f"u{dtype.itemsize}").view(dtype))[()]  # type: ignore[no-any-return]
+        return np.asarray((sign * bits.view(f"float{width}")).astype(dtype))[()]  # type: ignore[no-any-return]
+    if not digits[:2].lower() == "0x" and any(c in digits for c in ".eE"):
+        value = np.array(sign * float(digits), dtype if dtype.kind == "f" else f"f{dtype.itemsize}")
+        return np.asarray(value.view(dtype))[()]  # type: ignore[no-any-return]
+    invert = text.startswith("~")
+    number = integer(digits.lstrip("~")) * sign
+    number = ~number if invert else number
+    if dtype.kind == "b":
+        return np.bool_(number != 0)
+    if dtype.kind == "f":
+        return np.asarray(np.array(number, dtype))[()]  # type: ignore[no-any-return]
+    masked = number & (1 << 8 * dtype.itemsize) - 1
+    return np.asarray(np.array(masked, f"u{dtype.itemsize}").view(dtype))[()]  # type: ignore[no-any-return]
+
+
+class EmitError(Exception):
+    """The instruction at ``position`` of a block is not modelled."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(message)
+        self.position, self.message = position, message
+
+
+@dataclass
+class Compiled:
+    """One generated function; ``positions`` gives for each of its lines the instruction, by position in the block."""
+
+    run: BlockFunction
+    source: str
+    positions: list[int]
+    bytes_per_warp: dict[str, int]
+
+
+@dataclass
+class Emitter:
+    """Writes one block. ``mask`` names the lanes of the instruction at hand; None: all of them."""
+
+    kernel: Kernel
+    watch: Watch
+    base_mask: str | None
+    shared_base: int
+    lines: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
+    bytes_per_warp: dict[str, int] = field(default_factory=dict)
+    mask: str | None = None
+    position: int = 0
+    temporaries: int = 0
+    constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
+
+    # Lines and names
+
+    def line(self, text: str) -> None:
+        """Add a line of Python that belongs to the instruction at hand."""
+        self.lines.append("    " + text)
+        self.positions.append(self.position)
+
+    def temporary(self, expression: str) -> str:
+        """A new local name for ``expression``."""
+        self.temporaries += 1
+        name = f"t{self.temporaries}"
+        self.line(f"{name} = {expression}")
+        return name
+
+    def helper(self, function: Callable[..., Any]) -> str:
+        """Make a Python function known to the generated code."""
+        self.namespace[function.__name__] = function
+        return function.__name__
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """A constant as an array of one element: numpy takes those faster than scalars."""
+        array = np.array([value], dtype)
+        key = (str(array.dtype), array.tobytes())
+        if key not in self.constants:
+            self.constants[key] = f"k{len(self.constants)}"
+            self.namespace[self.constants[key]] = array
+        return self.constants[key]
+
+    def fixed(self, value: Any) -> str:
+        """Any other constant object."""
+        name = f"o{len(self.namespace)}"
+        self.namespace[name] = value
+        return name
+
+    @property
+    def masked(self) -> str:
+        """The mask as an argument."""
+        return self.mask or "None"
+
+    # Operands
+
+    def source(self, o: Operand, type_: str) -> str:
+        """An array expression of the operand's value, one element a lane (or one for all lanes)."""
+        name = view_name(type_)
+        if isinstance(o, Register):
+            if o.bits == bits_of(type_):
+                return f"{name}[{o.index}]"
+            if o.bits > bits_of(type_) > 1:  # the low part
+                return f"u{o.bits}[{o.index}].astype(np.{np.dtype(NUMPY_TYPES['u' + name[1:]]).name}).view(np.{np.dtype(NUMPY_TYPES[name]).name})"
+        elif isinstance(o, Inverse) and o.register.bits == 1 == bits_of(type_):
+            return f"logical_not(p[{o.register.index}])"
+        elif isinstance(o, Immediate):
+            return self.constant(immediate_bits(o.text, type_))
+        elif isinstance(o, Special):
+            return isa.special_register(self, o, type_)
+        elif isinstance(o, Symbol):
+            return self.constant(self.symbol(o), NUMPY_TYPES[name])
+        raise UnsupportedInstructionError(f"operand {o} as {type_}")
+
+    def symbol(self, o: Symbol) -> int:
+        """Address of a variable in its own space."""
+        if o.space == "dynamic":
+            base = -(-(self.shared_base + self.kernel.static_shared) // self.kernel.dynamic_align) * self.kernel.dynamic_align
+            return base + o.offset
+        if o.space == "shared":
+            return self.shared_base + o.offset
+        if o.space in ("label", "function"):
+            raise UnsupportedInstructionError(f"the address of {o.name.split('#')[0]!r}")
+        return o.offset
+
+    def address(self, o: Operand, bits: int = 64) -> str:
+        """The address inside brackets, as unsigned integers."""
+        assert isinstance(o, Address), o
+        if not isinstance(o.base, Register):
+            base = self.symbol(o.base) if isinstance(o.base, Symbol) else integer(o.base.text)
+            return self.constant(base + o.offset, f"uint{bits}")
+        value = f"u{o.base.bits}[{o.base.index}]"
+        if o.offset:
+            value = f"({value} + {self.constant(o.offset % 2**o.base.bits, f'uint{o.base.bits}')})"
+        return value if o.base.bits == bits else f"{value}.astype(np.uint{bits})"
+
+    def items(self, o: Operand) -> tuple[Operand, ...]:
+        """Elements of a vector, or the operand itself."""
+        return o.items if isinstance(o, Tuple) else (o,)
+
+    # Results
+
+    def call(self, ufunc: str, o: Operand, type_: str, *arguments: str) -> None:
+        """``o = ufunc(*arguments)`` in place; the result has exactly the type."""
+        if isinstance(o, Sink):
+            return
+        assert isinstance(o, Register), o
+        if o.bits != bits_of(type_):
+            self.assign(o, type_, f"{ufunc}({', '.join(arguments)})")
+        elif self.mask is None:
+            self.line(f"{ufunc}({', '.join(arguments)}, {view_name(type_)}[{o.index}])")
+        else:
+            self.line(f"{ufunc}({', '.join(arguments)}, out={view_name(type_)}[{o.index}], where={self.mask})")
+
+    def assign(self, o: Operand, type_: str, value: str) -> None:
+        """``o = value``; where the register is wider than the type, signed values are extended by their sign, others by zeros."""
+        if isinstance(o, Sink):
+            return
+        assert isinstance(o, Register), o
+        where = f", where={self.mask}" if self.mask else ""
+        name = view_name(type_)
+        if o.bits == bits_of(type_):
+            self.line(f"copyto({name}[{o.index}], {value}{where})")
+        elif o.bits > bits_of(type_) > 1:
+            kind = "s" if name[0] == "s" else "u"
+            if name[0] == "f":
+                value = f"({value}).view(np.uint{name[1:]})"
+            self.line(f"copyto({kind}{o.bits}[{o.index}], {value}, casting='unsafe'{where})")
+        else:
+            raise UnsupportedInstructionError(f"a result of type {type_} in register {o.name} of {o.bits} bits")
+
+    def scatter(self, o: Operand, type_: str, value: str) -> None:
+        """``o = value`` where ``value`` has an element for each lane of the mask only."""
+        if self.mask is None:
+            self.assign(o, type_, value)
+        elif isinstance(o, Register):
+            kind = view_name(type_)
+            if o.bits != bits_of(type_):
+                value = f"{value}.view(np.uint{kind[1:]})" if kind[0] == "f" else value
+                kind = ("s" if kind[0] == "s" else "u") + str(o.bits)
+            self.line(f"{kind}[{o.index}][{self.mask}] = {value}")
+
+    def count(self, space: str, size: int) -> None:
+        """Account for an access of ``size`` bytes a lane."""
+        if self.mask is None:
+            self.bytes_per_warp[space] = self.bytes_per_warp.get(space, 0) + 32 * size
+        else:
+            self.line(f"g.count({space!r}, {size}, {self.mask})")
+
+    # Blocks
+
+    def op(self, op: Op, position: int, block: int) -> None:
+        """One instruction: guard, watched registers, and what its family emits."""
+        self.position = position
+        self.begin(op)
+        for register in self.watch.reads.get((block, position), ()):
+            if not is_copy(op):
+                self.line(f"g.check_defined({self.watch.rows[register]}, {register.name!r}, {self.masked})")
+        isa.emit(self, op)
+        for register in op.written():
+            row = self.watch.rows.get(register)
+            if row is not None:
+                where = f", where={self.mask}" if self.mask else ""
+                state = "True"
+                if is_copy(op) and op.read()[-1] in self.watch.rows:
+                    state = f"D[{self.watch.rows[op.read()[-1]]}]"
+                self.line(f"copyto(D[{row}], {state}{where})")
+
+    def begin(self, op: Op) -> None:
+        """Set the mask for an instruction."""
+        self.mask = self.base_mask
+        if op.guard is not None:
+            register, negated = op.guard
+            value = f"p[{register.index}]"
+            value = f"logical_not({value})" if negated else value
+            self.mask = self.temporary(f"logical_and({value}, {self.base_mask})" if self.base_mask else value)
+            if not negated and self.base_mask is None:
+                # The instruction may overwrite its own guard.
+                if any(r == register for r in op.written()):
+                    self.line(f"{self.mask} = {self.mask}.copy()")
+
+    def finish(self, name: str) -> Compiled:
+        """Compile what was written."""
+        text = "\n".join(self.lines)
+        prologue = [f"    {view} = g.{view}" for view in _VIEWS if re.search(rf"\b{view}\[", text)]
+        source = "\n".join(["def run(g, m):", *prologue, text or "    pass"])
+        exec(compile(source, f"<vgpu {name}>", "exec"), self.namespace)
+        positions = [-1] * (1 + len(prologue)) + self.positions
+        return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
+
+
+def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared_base: int) -> Compiled:
+    """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
+
+    Raises:
+        EmitError: an instruction that is not modelled.
+    """
+    emitter = Emitter(kernel, watch, None if full else "m", shared_base)
+    try:
+        _emit_block(emitter, kernel.blocks[index])
+    except UnsupportedInstructionError as error:
+        raise EmitError(emitter.position, error.message) from error
+    return emitter.finish(f"{kernel.name} block {index}")
+
+
+def _emit_block(emitter: Emitter, block: Block) -> None:
+    watch, index = emitter.watch, block.index
+    for positions in isa.group(block.ops):
+        watched = any((index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions)
+        if len(positions) == 1 or watched:
+            for p in positions:
+                emitter.op(block.ops[p], p, index)
+        else:
+            emitter.position = positions[0]
+            emitter.mask = emitter.base_mask
+            isa.emit_group(emitter, [block.ops[p] for p in positions])
+    if block.end is not None:
+        emitter.position = len(block.ops)
+        emitter.begin(block.end)
+        for register in watch.reads.get((index, len(block.ops)), ()):
+            emitter.line(f"g.check_defined({watch.rows[register]}, {register.name!r}, {emitter.masked})")
+        isa.emit_end(emitter, block.end)
+
+
+def sources(e: Emitter, operands: Sequence[Operand], type_: str) -> list[str]:
+    """``Emitter.source`` of several operands."""
+    return [e.source(o, type_) for o in operands]

@@ -1,0 +1,30 @@
+"""The instruction set: one family a module, each instruction registered with its section of the PTX ISA.
+
+``emit`` writes the code of one instruction, ``emit_end`` that of one that ends a block, ``group`` decides which instructions of a block
+are executed together.
+"""
+
+from __future__ import annotations
+
+from fa4.vgpu.isa import (
+    arithmetic,
+    async_copy,
+    atomic,
+    bits,
+    control,
+    convert,
+    floating,
+    half,
+    loadstore,
+    matrix,
+    move,
+    predicate,
+    warp,
+)
+from fa4.vgpu.isa.matrix import emit_group, group
+from fa4.vgpu.isa.move import special_register
+from fa4.vgpu.isa.registry import ENDINGS, FORMS, Form, Mods, emit, emit_end
+
+__all__ = ["ENDINGS", "FORMS", "Form", "Mods", "emit", "emit_end", "emit_group", "group", "special_register"]
+
+FAMILIES = (arithmetic, bits, floating, half, convert, predicate, move, loadstore, atomic, warp, control, async_copy, matrix)

@@ -1,0 +1,217 @@
+"""Conversions between types (PTX ISA 9.7.9.21), and packing (9.7.9.22)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from fa4.vgpu import numerics
+from fa4.vgpu.isa.registry import Mods, instruction
+from fa4.vgpu.program import Op
+
+if TYPE_CHECKING:
+    from fa4.vgpu.emit import Emitter
+
+Array = npt.NDArray[Any]
+_INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_FP8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
+_FP8_MAX = {"e4m3x2": 448.0, "e5m2x2": 57344.0}
+
+
+def float_to_int(x: Array, dtype: str, rounding: str) -> Array:
+    """Rounded to an integer and clamped to the range; NaN becomes 0, or the integer with only its top bit set for 64-bit results."""
+    info = np.iinfo(dtype)
+    y = _INTEGER_ROUNDING[rounding](x.astype(np.float64))
+    nan = np.isnan(y)
+    inside = np.where(nan, 0.0, y)
+    low, high = float(info.min), float(info.max)
+    clamped = np.where((inside >= high) | (inside <= low), 0.0, inside).astype(dtype)
+    result = np.where(inside >= high, info.max, np.where(inside <= low, info.min, clamped)).astype(dtype)
+    if nan.any() and info.bits == 64:
+        result = np.where(nan, np.uint64(1 << 63).astype(dtype), result)
+    return result
+
+
+def int_to_float(x: Array, dtype: str, mode: str) -> Array:
+    """An integer rounded to float32 or float64 in any direction."""
+    if dtype == "float64" and x.dtype.itemsize < 8:
+        return x.astype(np.float64)
+    r = x.astype(dtype)
+    if mode == "rn" or x.size == 0:
+        return r
+    result = r.copy()
+    for i, (exact, nearest) in enumerate(zip(x.tolist(), r.tolist(), strict=True)):
+        if int(nearest) > exact and (mode == "rm" or mode == "rz" and exact > 0):
+            result[i] = np.nextafter(r[i], r.dtype.type(-np.inf))
+        elif int(nearest) < exact and (mode == "rp" or mode == "rz" and exact < 0):
+            result[i] = np.nextafter(r[i], r.dtype.type(np.inf))
+    return result
+
+
+def int_to_half(x: Array, mode: str) -> Array:
+    """An integer to float16: exact in float64 up to 2**53, beyond that infinite anyway."""
+    return numerics.to_f16(x.astype(np.float64), mode)
+
+
+def clamp_int(x: Array, dtype: str) -> Array:
+    """Saturating conversion between integers."""
+    info = np.iinfo(dtype)
+    source = np.iinfo(x.dtype)
+    return np.asarray(x.clip(max(info.min, source.min), min(info.max, source.max)).astype(dtype))
+
+
+def round_integral(x: Array, rounding: str) -> Array:
+    """Round to an integral value in the same type."""
+    return np.asarray(_INTEGER_ROUNDING[rounding](x))
+
+
+def pack_halves(high: Array, low: Array, type_: str, mode: str, relu: bool, satfinite: bool) -> Array:
+    """Two float32 to a pair of 16-bit or 8-bit floats; the first source goes to the upper half."""
+    high, low = np.broadcast_arrays(high, low)
+    x = np.stack([low, high], axis=1)
+    if relu:
+        x = np.where(np.isnan(x), x, np.maximum(x, np.float32(0)))
+    if type_ in _FP8:
+        limit = np.float32(_FP8_MAX[type_])
+        clipped = np.where(np.isnan(x), x, np.clip(x, -limit, limit)).astype(np.float32)
+        bits = clipped.astype(_FP8[type_]).view(np.uint8)
+        return np.ascontiguousarray(np.where(np.isnan(x), np.uint8(0x7F), bits)).view(np.uint16).reshape(-1)
+    if type_ == "bf16x2":
+        bits = numerics.to_bf16(x, mode)
+        top = 0x7F7F
+    else:
+        bits = np.where(np.isnan(x), np.uint16(0x7FFF), numerics.to_f16(x, mode).view(np.uint16))
+        top = 0x7BFF
+    if satfinite:
+        bits = np.where((bits & 0x7FFF) > top, np.where(np.isnan(x), bits, (bits & 0x8000) | top), bits).astype(np.uint16)
+    return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
+
+
+def unpack_fp8(bits: Array, type_: str, relu: bool) -> Array:
+    """A pair of 8-bit floats to a pair of float16: exact."""
+    x = np.ascontiguousarray(bits).view(_FP8[type_]).astype(np.float32)
+    x = np.where(np.isnan(x), x, np.maximum(x, np.float32(0))) if relu else x
+    y = np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16))
+    return np.ascontiguousarray(y).view(np.uint32)
+
+
+def to_bf16_bits(x: Array, mode: str) -> Array:
+    """Integers and floats to bfloat16 bits with one rounding."""
+    wide = numerics.odd32(x.astype(np.float64)) if x.dtype != np.float32 else x
+    return numerics.to_bf16(wide, mode)
+
+
+def half_saturated(x: Array) -> Array:
+    """cvt.sat to float16."""
+    return np.asarray(numerics.saturate(x.astype(np.float32)).astype(np.float16))
+
+
+def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
+    d, *values = op.operands
+    relu, satfinite, mode = bool(mods.take("relu")), bool(mods.take("satfinite")), mods.take("rn", "rz")
+    if mods.types[1:] != ["f32"] or len(values) != 2 or (target in _FP8) != satfinite and target in _FP8:
+        raise mods.unsupported()
+    high, low = (e.source(o, "f32") for o in values)
+    bits = "b16" if target in _FP8 else "b32"
+    e.assign(d, bits, f"{e.helper(pack_halves)}({high}, {low}, {target!r}, {mode!r}, {relu}, {satfinite})")
+
+
+@instruction(
+    "cvt",
+    section="9.7.9.21",
+    forms="all pairs of u8..s64, f16, bf16, f32, f64; rn rz rm rp, rni rzi rmi rpi, ftz, sat; f16x2 bf16x2 e4m3x2 e5m2x2 from two f32, "
+    "f16x2 from e4m3x2 e5m2x2, tf32 from f32; relu, satfinite",
+)
+def _cvt(e: Emitter, op: Op, mods: Mods) -> None:
+    if len(mods.types) != 2:
+        raise mods.unsupported("two types are needed")
+    to, of = mods.types
+    d, a = op.operands[:2]
+    if to in ("f16x2", "bf16x2", *_FP8) and of == "f32":
+        _pack(e, op, mods, to)
+        return
+    if of in _FP8 and to == "f16x2":
+        mods.take("rn")
+        e.assign(d, "b32", f"{e.helper(unpack_fp8)}({e.source(a, 'b16')}, {of!r}, {bool(mods.take('relu'))})")
+        return
+    mode = mods.take("rn", "rz", "rm", "rp", "rna")
+    integral = mods.take(*_INTEGER_ROUNDING)
+    ftz, sat = mods.take("ftz"), mods.take("sat")
+    if to == "tf32":
+        if of != "f32" or mode not in ("rna", "rn", "rz"):
+            raise mods.unsupported()
+        mods.take("satfinite")
+        e.assign(d, "b32", f"{e.helper(numerics.to_tf32)}({e.source(a, 'f32')}, {mode!r})")
+        return
+    value = e.source(a, of)
+    floats = ("f16", "bf16", "f32", "f64")
+    if of == "bf16":
+        value, of = f"{e.helper(numerics.from_bf16)}({value})", "f32"
+    if ftz and of == "f32":
+        value = f"{e.helper(numerics.flush)}({value})"
+    if to in floats:
+        value = _to_float(e, mods, (to, of), value, (mode, integral, ftz, sat))
+        e.assign(d, to, value)
+        return
+    dtype = ("int" if to[0] == "s" else "uint") + to[1:]
+    if of in floats:
+        if not integral:
+            raise mods.unsupported("an integer rounding is needed")
+        value = f"{e.helper(float_to_int)}({value}, {dtype!r}, {integral!r})"
+    elif sat:
+        value = f"{e.helper(clamp_int)}({value}, {dtype!r})"
+    else:
+        value = f"{value}.astype(np.{dtype})"
+    e.assign(d, to, value)
+
+
+def _to_float(e: Emitter, mods: Mods, types: tuple[str, str], value: str, options: tuple[str, str, str, str]) -> str:
+    to, of = types
+    mode, integral, ftz, sat = options
+    if mode == "rna" or mode in ("rm", "rp") and to in ("f16", "bf16"):
+        raise mods.unsupported(f"rounding {mode}")
+    if of[0] in "us":
+        if to in ("f32", "f64"):
+            value = f"{e.helper(int_to_float)}({value}, 'float{to[1:]}', {mode or 'rn'!r})"
+        elif to == "f16":
+            value = f"{e.helper(int_to_half)}({value}, {mode or 'rn'!r})"
+        else:
+            value = f"{e.helper(to_bf16_bits)}({value}, {mode or 'rn'!r})"
+    elif integral:
+        if to != of:
+            raise mods.unsupported("an integer rounding needs equal types")
+        value = f"{e.helper(round_integral)}({value}, {integral!r})"
+    elif to == "bf16":
+        relu = mods.take("relu")
+        if relu:
+            value = f"np.where({value} != {value}, {value}, np.maximum({value}, 0))"
+        value = f"{e.helper(to_bf16_bits)}({value}, {mode or 'rn'!r})"
+    elif to == "f16":
+        if mods.take("relu"):
+            value = f"np.where({value} != {value}, {value}, np.maximum({value}, 0))"
+        value = f"{e.helper(numerics.to_f16)}({value}, {mode or 'rn'!r})" if of != "f16" else value
+    elif to == "f32" and of == "f64":
+        value = f"{e.helper(numerics.narrow)}({value}, {mode or 'rn'!r})"
+    elif to != of:
+        value = f"{value}.astype(np.float{to[1:]})"
+    if ftz and to == "f32":
+        value = f"{e.helper(numerics.flush)}({value})"
+    if sat:
+        if to == "bf16":
+            raise mods.unsupported("sat of bf16")
+        value = f"{e.helper(half_saturated)}({value})" if to == "f16" else f"{e.helper(numerics.saturate)}({value})"
+    return value
+
+
+def pack_integers(a: Array, b: Array, c: Array | None, type_: str) -> Array:
+    """cvt.pack.sat: two s32, clamped, into the low part, what was in c moved up."""
+    bits = int(type_[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if type_[0] == "s" else (0, (1 << bits) - 1)
+    x, y = (v.astype(np.int64).clip(low, high) & ((1 << bits) - 1) for v in (a, b))
+    value = y | x << bits
+    if c is not None:
+        value = value | c.astype(np.int64) << 2 * bits
+    return np.asarray((value & 0xFFFFFFFF).astype(np.uint32))

@@ -1,0 +1,103 @@
+"""Moves, special registers and addresses (PTX ISA 9.7.9.1 to 9.7.9.3, 9.7.9.20, 10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa4.vgpu import memory
+from fa4.vgpu.errors import UnsupportedInstructionError
+from fa4.vgpu.isa.registry import Mods, instruction
+from fa4.vgpu.program import Op, Special, Symbol, Tuple
+
+if TYPE_CHECKING:
+    from fa4.vgpu.emit import Emitter
+
+Array = npt.NDArray[Any]
+
+LANE_SPECIALS = (
+    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"),
+    *("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size"),
+    *("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"),
+    *(f"%lanemask_{name}" for name in ("eq", "le", "lt", "ge", "gt")),
+)
+"""Special registers whose value does not change while a CTA runs."""
+
+CLOCKS = ("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi")
+
+
+def special_register(e: Emitter, o: Special, type_: str) -> str:
+    """The value of a special register: 32 or 64 bits, zero-extended or cut to the type."""
+    bits = int(type_[1:]) if type_ != "pred" else 1
+    if o.name == "WARP_SZ":
+        return e.constant(32, f"uint{bits}")
+    if o.name in CLOCKS:
+        return f"g.clock({o.name!r}, {bits})"
+    if o.name == "%is_explicit_cluster" and bits == 1:
+        return f"S[{o.name!r}].astype(bool)"
+    if o.name not in LANE_SPECIALS:
+        raise UnsupportedInstructionError(f"special register {o.name}")
+    value = f"S[{o.name!r}]"
+    kind = "int" if type_[0] == "s" else "uint"
+    return value if bits == 32 and kind == "uint" else f"{value}.astype(np.{kind}{bits})"
+
+
+def split(value: Array, parts: int, n: int) -> Array:
+    """A register as ``parts`` narrower ones: row i is part i, the lowest first."""
+    value = np.ascontiguousarray(np.broadcast_to(value, n))
+    return np.asarray(value.view(f"u{value.dtype.itemsize // parts}").reshape(n, parts).T)
+
+
+def join(n: int, *parts: Array) -> Array:
+    """Narrow registers as one, the first lowest."""
+    stacked = np.stack([np.broadcast_to(p, n) for p in parts], axis=1)
+    return stacked.view(f"u{stacked.dtype.itemsize * len(parts)}").reshape(n)
+
+
+@instruction("mov", section="9.7.9.3, 9.7.9.4", forms="pred, b u s f of 16 32 64; {..} on either side; special registers; addresses")
+def _mov(e: Emitter, op: Op, mods: Mods) -> None:
+    d, a = op.operands
+    type_ = mods.type()
+    if isinstance(d, Tuple):
+        part = f"u{int(type_[1:]) // len(d.items)}"
+        rows = e.temporary(f"{e.helper(split)}({e.source(a, 'u' + type_[1:])}, {len(d.items)}, g.n)")
+        for i, item in enumerate(d.items):
+            e.assign(item, part, f"{rows}[{i}]")
+    elif isinstance(a, Tuple):
+        part = f"u{int(type_[1:]) // len(a.items)}"
+        values = ", ".join(e.source(item, part) for item in a.items)
+        e.assign(d, "u" + type_[1:], f"{e.helper(join)}(g.n, {values})")
+    else:
+        e.assign(d, type_, e.source(a, type_))
+
+
+@instruction("cvta", section="9.7.9.20", forms="to and from; shared local const param global, u32 u64")
+def _cvta(e: Emitter, op: Op, mods: Mods) -> None:
+    d, a = op.operands
+    type_ = mods.type("u32", "u64")
+    to = mods.take("to")
+    space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
+    if not space or type_ == "u32" and space != "global":
+        raise mods.unsupported("generic addresses have 64 bits")
+    if isinstance(a, Symbol):
+        value = e.constant(e.symbol(a), "uint64")
+    else:
+        value = e.source(a, type_)
+    window = e.constant(memory.WINDOWS[space], "uint64")
+    e.call("subtract" if to else "add", d, type_, value, window)
+
+
+def in_window(address: Array, space: str) -> Array:
+    """isspacep."""
+    top = address >> np.uint64(memory.WINDOW_SHIFT)
+    if space == "global":
+        return np.asarray(top == 0)
+    return np.asarray(top == memory.WINDOWS[space] >> memory.WINDOW_SHIFT)
+
+
+@instruction("isspacep", section="9.7.9.19", forms="global shared local const param, b64")
+def _isspacep(e: Emitter, op: Op, mods: Mods) -> None:
+    space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
+    e.assign(op.operands[0], "pred", f"{e.helper(in_window)}({e.source(op.operands[1], 'u64')}, {space!r})")

@@ -1,0 +1,135 @@
+"""Who emits which instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fa4.vgpu.errors import UnsupportedInstructionError
+from fa4.vgpu.program import Op
+
+if TYPE_CHECKING:
+    from fa4.vgpu.emit import Emitter
+
+EmitFunction = Callable[["Emitter", Op, "Mods"], None]
+
+_TYPES = {
+    *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)),
+    *("f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "tf32", "pred", "b1", "u4", "s4", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "b128"),
+    *("u16x2", "s16x2", "f32x2"),
+}
+
+
+class Mods:
+    """The modifiers of one instruction; whatever is left when its emitter is done is a form that is not modelled."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.left = list(op.mods)
+        self.types = [m for m in self.left if m in _TYPES]
+        self.left = [m for m in self.left if m not in _TYPES]
+
+    def take(self, *names: str) -> str:
+        """The first of ``names`` that is present, removed; else an empty string."""
+        for name in names:
+            if name in self.left:
+                self.left.remove(name)
+                return name
+        return ""
+
+    def ignore(self, *prefixes: str) -> None:
+        """Remove hints, by how they begin."""
+        self.left = [m for m in self.left if not m.startswith(prefixes)]
+
+    def type(self, *allowed: str) -> str:
+        """The one type, which must be among ``allowed`` where any are given."""
+        if len(self.types) != 1 or (allowed and self.types[0] not in allowed):
+            raise self.unsupported()
+        return self.types[0]
+
+    def done(self) -> None:
+        """Check that every modifier was understood."""
+        if self.left:
+            raise self.unsupported(f"modifier {'.' + self.left[0]}")
+
+    def unsupported(self, what: str = "") -> UnsupportedInstructionError:
+        """The error for a form that is not modelled."""
+        return UnsupportedInstructionError(f"unsupported form {self.op.opcode}{': ' if what else ''}{what}")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One instruction: its section of the PTX ISA (numbers of version 8.8), the forms that are modelled, and the emitter."""
+
+    name: str
+    section: str
+    forms: str
+    emit: EmitFunction
+
+
+FORMS: dict[str, Form] = {}
+ENDINGS: dict[str, Form] = {}
+
+
+def kind_of(types: list[str]) -> str:
+    """Which family a type belongs to: int, float, half, pred or packed, decided by the first type of an instruction."""
+    first = types[0] if types else ""
+    if first == "pred":
+        return "pred"
+    if first in ("f16", "bf16", "f16x2", "bf16x2"):
+        return "half"
+    if first in ("f32", "f64"):
+        return "float"
+    return "packed" if first == "f32x2" else "int"
+
+
+def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> Callable[[EmitFunction], EmitFunction]:
+    """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``."""
+
+    def register(function: EmitFunction) -> EmitFunction:
+        for name in names:
+            key = f"{name}:{kind}" if kind else name
+            assert key not in FORMS, key
+            FORMS[key] = Form(name, section, forms, function)
+        return function
+
+    return register
+
+
+def ending(*names: str, section: str, forms: str = "") -> Callable[[EmitFunction], EmitFunction]:
+    """Register an emitter for instructions that end a block; what it returns from the block goes to the machine."""
+
+    def register(function: EmitFunction) -> EmitFunction:
+        for name in names:
+            ENDINGS[name] = Form(name, section, forms, function)
+        return function
+
+    return register
+
+
+def emit(e: Emitter, op: Op) -> None:
+    """Write the code of an instruction.
+
+    Raises:
+        UnsupportedInstructionError: it is not modelled in this form.
+    """
+    _emit(e, op, FORMS)
+
+
+def emit_end(e: Emitter, op: Op) -> None:
+    """Write the code of an instruction that ends a block.
+
+    Raises:
+        UnsupportedInstructionError: it is not modelled in this form.
+    """
+    _emit(e, op, ENDINGS)
+
+
+def _emit(e: Emitter, op: Op, forms: dict[str, Form]) -> None:
+    mods = Mods(op)
+    form = forms.get(f"{op.name}:{kind_of(mods.types)}") or forms.get(op.name)
+    if form is None:
+        raise UnsupportedInstructionError(f"unknown instruction {op.opcode}")
+    form.emit(e, op, mods)
+    mods.done()

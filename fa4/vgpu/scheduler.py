@@ -1,0 +1,106 @@
+"""Which warp goes next. All choices come from the seed, so that every run can be repeated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.state import RUNNING, Cta, Warp
+
+Schedule = Literal["round_robin", "random", "priority"]
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+
+_FAIR = 16
+"""Every so many picks of a CTA take the next warp in turn, however far behind others are: none is starved by one that spins."""
+
+_PATIENCE = 20_000
+"""Steps in a row after which a strict priority is drawn again: a warp that spins on global memory must not wait for ever."""
+
+
+class Pick(NamedTuple):
+    """Warps [first, last) of a CTA, all about to execute ``block``."""
+
+    cta: Cta
+    first: int
+    last: int
+    block: int
+
+
+class Scheduler:
+    """Picks warps among those that can run.
+
+    round_robin: CTA after CTA; in each the warps that are furthest behind, together where they are at the same block: fastest.
+    random: any warp, alone or with some of its neighbours. priority: strictly the warp of highest random priority, alone, until it has
+    to wait: the order that shows missing waits best.
+    """
+
+    def __init__(self, schedule: str, seed: int) -> None:
+        if schedule not in SCHEDULES:
+            raise LaunchError(f"schedule={schedule!r}: must be one of {', '.join(SCHEDULES)}")
+        self.schedule, self.random = schedule, random.Random(seed)
+        self.turn = 0
+        self.priorities: dict[tuple[int, int], float] = {}
+        self.current: tuple[int, int] = (-1, -1)
+        self.streak = 0
+
+    def pick(self, ctas: Sequence[Cta]) -> Pick | None:
+        """The next warps, None where no warp can run."""
+        if self.schedule == "round_robin":
+            return self._round_robin(ctas)
+        runnable = [(cta, warp) for cta in ctas for warp in cta.warps if warp.state == RUNNING]
+        if not runnable:
+            return None
+        if self.schedule == "random":
+            cta, warp = self.random.choice(runnable)
+            reach = self.random.randrange(len(cta.warps) + 1)
+            return _together(cta, warp, reach if self.random.random() < 0.5 else 0)
+        return self._priority(runnable)
+
+    def _round_robin(self, ctas: Sequence[Cta]) -> Pick | None:
+        self.turn += 1
+        for i in range(len(ctas)):
+            cta = ctas[(self.turn + i) % len(ctas)]
+            running = [warp for warp in cta.warps if warp.state == RUNNING]
+            if running:
+                warp = running[self.turn % len(running)] if self.turn % _FAIR == 0 else min(running, key=_block)
+                return _together(cta, warp, len(cta.warps))
+        return None
+
+    def _priority(self, runnable: list[tuple[Cta, Warp]]) -> Pick:
+        def priority(item: tuple[Cta, Warp]) -> float:
+            key = item[0].index, item[1].index
+            if key not in self.priorities:
+                self.priorities[key] = self.random.random()
+            return self.priorities[key]
+
+        cta, warp = max(runnable, key=priority)
+        key = cta.index, warp.index
+        self.streak = self.streak + 1 if key == self.current else 0
+        self.current = key
+        if self.streak > _PATIENCE:
+            self.priorities.clear()
+            self.streak = 0
+        return _together(cta, warp, 0)
+
+
+def _block(warp: Warp) -> int:
+    return warp.block
+
+
+def _together(cta: Cta, warp: Warp, reach: int) -> Pick:
+    """``warp`` with up to ``reach`` neighbours on each side that are at the same block with all their lanes."""
+    block = warp.block
+    first, last = warp.index, warp.index + 1
+    if warp.full and reach:
+        warps = cta.warps
+
+        def joins(other: Warp) -> bool:
+            return other.state == RUNNING and other.full and block in other.at
+
+        while first > 0 and warp.index - first < reach and joins(warps[first - 1]):
+            first -= 1
+        while last < len(warps) and last - warp.index <= reach and joins(warps[last]):
+            last += 1
+    return Pick(cta, first, last, block)

@@ -1,0 +1,212 @@
+"""The state of a CTA: registers, memories, warps; and a gang, a range of its warps that execute one block together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa4.vgpu.async_copy import Copies
+from fa4.vgpu.errors import TrapError, UninitializedError
+from fa4.vgpu.memory import WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory
+
+if TYPE_CHECKING:
+    from fa4.vgpu.machine import Launch
+
+Array = npt.NDArray[Any]
+Dim3 = tuple[int, int, int]
+
+RUNNING, WAITING, EXITED = range(3)
+
+_KINDS = {8: ("u8", "s8"), 16: ("u16", "s16", "f16"), 32: ("u32", "s32", "f32"), 64: ("u64", "s64", "f64")}
+_NAMES = {"u": "uint", "s": "int", "f": "float"}
+
+
+@dataclass
+class Warp:
+    """Where the lanes of a warp are.
+
+    ``at`` maps blocks to the lanes that are to execute them next; a converged warp has one entry with all its lanes. The lowest block
+    runs first, so that lanes which fell behind catch up: they meet again where the compiler made their paths meet.
+    """
+
+    index: int
+    at: dict[int, Array]
+    full: bool = True
+    state: int = RUNNING
+    exited: Array = field(default_factory=lambda: np.zeros(32, bool))
+    waits_for: str = ""
+    steps: int = 0
+
+    @property
+    def block(self) -> int:
+        """The block to execute next."""
+        return min(self.at)
+
+
+class Cta:
+    """One CTA that is resident."""
+
+    def __init__(self, launch: Launch, index: int) -> None:
+        self.launch, self.index = launch, index
+        grid = launch.grid
+        self.id: Dim3 = (index % grid[0], index // grid[0] % grid[1], index // (grid[0] * grid[1]))
+        threads = launch.threads
+        self.warp_count = -(-threads // 32)
+        lanes = 32 * self.warp_count
+        self.rows = {bits: np.full((n, lanes), 0xAA, f"u{bits // 8}") for bits, n in launch.kernel.registers.items() if bits > 1}
+        for values in self.rows.values():
+            values.view(np.uint8)[:] = 0xAA
+        self.predicates = np.zeros((launch.kernel.registers.get(1, 0), lanes), bool)
+        self.defined = np.zeros((len(launch.watch.rows), lanes), bool)
+        self.shared = Block("shared", np.full(launch.shared_bytes, 0xFF, np.uint8), tracked=True)
+        self.local = LocalMemory(lanes, launch.kernel.local_bytes)
+        self.copies = Copies(lanes, self.shared, launch.memory)
+        self.warps = [self._warp(i, threads) for i in range(self.warp_count)]
+        self.barriers: dict[int, Any] = {}
+        self.gangs: dict[tuple[int, int], Gang] = {}
+        self.specials = launch.specials(self.id)
+        self.live = self.warp_count
+
+    def _warp(self, index: int, threads: int) -> Warp:
+        present = np.arange(32 * index, 32 * index + 32) < threads
+        warp = Warp(index, {0: present}, full=bool(present.all()))
+        warp.exited = ~present
+        return warp
+
+    def gang(self, first: int, last: int) -> Gang:
+        """Warps [first, last) as one."""
+        key = first, last
+        if key not in self.gangs:
+            self.gangs[key] = Gang(self, first, last)
+        return self.gangs[key]
+
+
+class Gang:
+    """What generated code works on: register views of a range of warps, and everything an instruction can do to the machine."""
+
+    def __init__(self, cta: Cta, first: int, last: int) -> None:
+        self.cta, self.first, self.last = cta, first, last
+        self.warps = last - first
+        self.n = 32 * self.warps
+        here = slice(32 * first, 32 * last)
+        for bits, kinds in _KINDS.items():
+            rows = cta.rows.get(bits)
+            for kind in kinds:
+                views = [] if rows is None else list(rows.view(_NAMES[kind[0]] + kind[1:])[:, here])
+                setattr(self, kind, views)
+        if 32 in cta.rows:
+            self.R32 = cta.rows[32][:, here]
+        self.p = list(cta.predicates[:, here])
+        self.D = list(cta.defined[:, here])
+        self.S = {name: values[here] if len(values) > 1 else values for name, values in cta.specials.items()}
+        self.threads = np.arange(here.start, here.stop)
+        self.all = np.ones(self.n, bool)
+        self.approx_seed = cta.launch.approx_seed
+        self.memory: GlobalMemory = cta.launch.memory
+
+    def exited(self) -> Array:
+        """Lanes that have exited."""
+        return np.concatenate([w.exited for w in self.cta.warps[self.first : self.last]])
+
+    def count(self, space: str, size: int, mask: Array) -> None:
+        """Account for an access by some lanes."""
+        self.cta.launch.bytes[space] = self.cta.launch.bytes.get(space, 0) + size * int(np.count_nonzero(mask))
+
+    def clock(self, name: str, bits: int) -> Array:
+        """A clock that counts executed blocks: it grows, but it is no time."""
+        ticks = self.cta.launch.ticks
+        value = ticks >> 32 if name in ("%clock_hi", "%globaltimer_hi") else ticks
+        return np.array([value & (2**bits - 1)], f"u{bits // 8}")
+
+    def trap(self, mask: Array | None) -> None:
+        """The kernel gave up."""
+        if mask is None or mask.any():
+            raise FaultError(TrapError, "the kernel executed trap", mask)
+
+    def check_defined(self, row: int, name: str, mask: Array | None) -> None:
+        """A watched register must have been written in every lane that reads it."""
+        bad = ~self.D[row] if mask is None else ~self.D[row] & mask
+        if bad.any():
+            raise FaultError(UninitializedError, f"register {name} is read, but was never written", bad)
+
+    # Memory
+
+    def load(self, space: str, address: Array, dtype: str, vector: int, mask: Array | None) -> Array:
+        """Loaded elements of the lanes of ``mask``."""
+        if space == "shared":
+            return self.cta.shared.load(address, dtype, vector, mask)
+        if space == "global":
+            return self.memory.load(np.broadcast_to(address, self.n), dtype, vector, mask)
+        if space in ("param", "const"):
+            return self.cta.launch.constants[space].load(address, dtype, vector, mask)
+        if space == "local":
+            size = np.dtype(dtype).itemsize * vector
+            return self.cta.local.block.load(self.cta.local.flat(address, size, self.threads, mask), dtype, vector, mask)
+        address = np.broadcast_to(address, self.n)
+        top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
+        chosen = self.all if mask is None else mask
+        value = np.zeros((self.n, vector) if vector > 1 else self.n, dtype)
+        for name, lanes in self._windows(top, chosen):
+            value[lanes] = self.load(name, _inside(address, name), dtype, vector, lanes)
+        return value if mask is None else value[mask]
+
+    def store(self, space: str, address: Array, value: Array, dtype: str, vector: int, mask: Array | None) -> None:
+        """Store one element a lane."""
+        dtype_value = value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
+        if space == "shared":
+            self.cta.shared.store(np.broadcast_to(address, self.n), dtype_value, dtype, vector, mask)
+        elif space == "global":
+            self.memory.store(np.broadcast_to(address, self.n), dtype_value, dtype, vector, mask)
+        elif space == "local":
+            size = np.dtype(dtype).itemsize * vector
+            self.cta.local.block.store(self.cta.local.flat(address, size, self.threads, mask), dtype_value, dtype, vector, mask)
+        elif space in ("param", "const"):
+            self.cta.launch.constants[space].store(address, dtype_value, dtype, vector, mask)
+        else:
+            address = np.broadcast_to(address, self.n)
+            top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
+            for name, lanes in self._windows(top, self.all if mask is None else mask):
+                self.store(name, _inside(address, name), dtype_value, dtype, vector, lanes)
+
+    def _windows(self, top: Array, lanes: Array) -> list[tuple[str, Array]]:
+        """Generic addresses by window; what lies in none counts as global, which finds no buffer there."""
+        known = {base >> WINDOW_SHIFT: name for name, base in WINDOWS.items()}
+        return [(known.get(int(t), "global"), lanes & (top == t)) for t in np.unique(top[lanes])]
+
+    # Asynchronous copies
+
+    def start_copy(self, addresses: tuple[Array, Array], size: int, valid: Array | None, ignore: Array | None, mask: Array | None) -> None:
+        """cp.async."""
+        to, source = (np.broadcast_to(a, self.n) for a in addresses)
+        count = np.full(self.n, size, np.int64) if valid is None else np.broadcast_to(valid, self.n).astype(np.int64).clip(0, size)
+        if ignore is not None:
+            count = np.where(ignore, 0, count)
+        self.cta.copies.start(32 * self.first, (to, source), size, count, self.all if mask is None else mask)
+
+    def commit_copies(self, mask: Array | None) -> None:
+        """cp.async.commit_group."""
+        self.cta.copies.commit(32 * self.first, self.all if mask is None else mask)
+        self._event("cp.async.commit_group", mask, {})
+
+    def wait_copies(self, keep: int | None, mask: Array | None) -> None:
+        """cp.async.wait_group and wait_all."""
+        self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask)
+        self._event("cp.async.wait_group", mask, {"keep": keep})
+
+    def _event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:
+        observer = self.cta.launch.observer
+        if observer is None:
+            return
+        for i in range(self.warps):
+            lanes = self.all[:32] if mask is None else mask[32 * i : 32 * i + 32]
+            if lanes.any():
+                observer.event(self.cta.index, self.first + i, kind, {**fields, "lanes": int(lanes.sum())})
+
+
+def _inside(address: Array, space: str) -> Array:
+    """A generic address as one of its space."""
+    inside = address - np.uint64(WINDOWS[space])
+    return inside if space == "global" else inside.astype(np.uint32)
