@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from fa4.errors import ArgumentError
 
 PREFIX = "FA4_"
 
-_CHOICES = {"cpu_path": ("auto", "tiled"), "cache": (True, False)}
+_CHOICES = {"cpu_path": ("auto", "tiled"), "cache": (True, False), "vgpu_schedule": ("round_robin", "random", "priority")}
 _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
 
@@ -29,13 +29,16 @@ class Settings:
 
     ``cpu_path``: "auto" uses torch's own CPU attention where a request fits it; "tiled" never does (to tell the two apart).
     ``cache``: keep compiled kernels on disk. ``cache_dir``: the folder for them, None for the user's cache folder. ``cache_size``: its
-    bound in MiB.
+    bound in MiB. ``vgpu_seed``: of every random choice of the virtual GPU; ``vgpu_schedule``: the order in which it runs warps, see
+    ``fa4.vgpu.scheduler``.
     """
 
     cpu_path: str = "auto"
     cache: bool = True
     cache_dir: str | None = None
     cache_size: int = 1024
+    vgpu_seed: int = 0
+    vgpu_schedule: Literal["round_robin", "random", "priority"] = "round_robin"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -46,6 +49,8 @@ class Settings:
             raise ArgumentError("cache_dir", self.cache_dir, "must name a folder", "give a path as a string, or None for the default")
         if type(self.cache_size) is not int or self.cache_size < 1:
             raise ArgumentError("cache_size", self.cache_size, "must be a whole number of MiB, at least 1", "for example 1024")
+        if type(self.vgpu_seed) is not int or self.vgpu_seed < 0:
+            raise ArgumentError("vgpu_seed", self.vgpu_seed, "must be a whole number, at least 0", "for example 3")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
@@ -65,7 +70,7 @@ def _parse(name: str, text: str) -> Any:
     """The value that an environment variable's text means; text that means nothing is left for ``Settings`` to refuse."""
     if name == "cache":
         return _SWITCH.get(text.lower(), text)
-    if name == "cache_size":
+    if name in ("cache_size", "vgpu_seed"):
         return int(text) if text.isdecimal() else text
     return text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, overload
 
 import torch
@@ -237,3 +238,7 @@ def _check_problem(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, b
     support = dispatch.support(problem, backend, arch)
     if not support:
         raise UnsupportedError("backend", backend, support.reason, "fa4.supports(...) says what is served")
+    if backend != "cpu" and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        support = dispatch.support(replace(problem, direction="backward"), backend, arch)
+        if not support:
+            raise UnsupportedError("backend", backend, support.reason, "for the forward alone use torch.no_grad()")

@@ -20,7 +20,7 @@ IMPLEMENTATIONS = {
     ("forward", "ampere"): "fa4.kernels.ampere.forward.kernel:AmpereForward",
 }
 # Backends that can run what they have kernels for.
-RUNNING = ("cpu",)
+RUNNING = ("cpu", "vgpu")
 
 CPU_DTYPES = ("float16", "bfloat16", "float32")
 GPU_DTYPES = ("float16", "bfloat16")

@@ -40,7 +40,12 @@ def _options(
 
 
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    *options, _backend, _arch = arguments
+    """On CPU tensors: the CPU backend, or a kernel on the virtual GPU."""
+    *options, backend, arch = arguments
+    if backend == "vgpu":
+        from fa4.runtime import virtual
+
+        return virtual.attention_forward(q, k, v, _options(q, *options), arch)
     out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
     return out.contiguous(), lse.contiguous()
 
