@@ -27,7 +27,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 def support_table() -> tuple[list[str], list[list[str]]]:
     """``(header, rows)``: a row a feature, a column for the CPU backend and each architecture, "yes" or "-"."""
-    targets: dict[str, dict[str, Any]] = {"cpu": {}} | {name: {"arch": name} for name in ARCHS}
+    targets: dict[str, dict[str, Any]] = {"cpu": {}} | {name: {"arch": name, "backend": "vgpu"} for name in ARCHS}
     rows = [
         [feature, *("yes" if supports(**({"head_dim": 128} | request | target)) else "-" for target in targets.values())]
         for feature, request in FEATURES.items()
@@ -43,8 +43,9 @@ def support_page() -> str:
         [
             "# What works where",
             "",
-            "Generated from `fa4.supports()`; `fa4 support` prints the same table. A column is the CPU backend or the GPU kernel of an",
-            "architecture. `-` means that a request raises `UnsupportedError` before any work is done.",
+            "Generated from `fa4.supports()`; `fa4 support` prints the same table. A column is the CPU backend, or the GPU kernel of an",
+            "architecture as the virtual GPU runs it (`backend=\"vgpu\"`). `-` means that a request raises `UnsupportedError` before any",
+            "work is done. On GPUs themselves (`backend=\"cuda\"`) no kernel can be launched yet.",
             "",
             *lines,
             "",

@@ -115,7 +115,14 @@ TABLE = [
     ("unknown arch", with_options(backend="vgpu", arch="sm_42"), fa4.BackendError, "arch", ["'sm_42'", "sm_80"]),
     ("arch without suffix", with_options(backend="vgpu", arch="sm_100"), fa4.BackendError, "arch", ["'sm_100'", "sm_100a"]),
     ("device of no backend", fake("xpu"), fa4.DeviceError, "q", ["xpu", "no backend serves", "CPU or CUDA"]),
-    ("no kernel yet", with_options(backend="vgpu", arch="sm_100a"), fa4.UnsupportedError, "backend", ["'vgpu'", "sm_100a", "supports"]),
+    ("no runtime yet", fake_cuda(), fa4.UnsupportedError, "backend", ["'cuda'", "cannot run kernels yet", "supports"]),
+    (
+        "no backward kernel yet",
+        lambda: {name: x.requires_grad_() for name, x in tensors().items()} | {"backend": "vgpu", "arch": "sm_100a"},
+        fa4.UnsupportedError,
+        "backend",
+        ["'vgpu'", "no backward kernel for sm_100a", "torch.no_grad()"],
+    ),
 ]
 
 

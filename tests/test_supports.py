@@ -29,7 +29,7 @@ def test_cpu_serves_everything(direction, dtype):
         ({"head_dim": 64, "backend": "cuda", "direction": "backward"}, "no backward kernel for any GPU"),
         ({"head_dim": 64, "backend": "cuda"}, "a forward kernel for any GPU can be compiled and inspected, but backend 'cuda' cannot run"),
         ({"head_dim": 64, "arch": "sm_80"}, "a forward kernel for sm_80 can be compiled and inspected, but backend 'cuda' cannot run"),
-        ({"head_dim": 64, "arch": "sm_80", "backend": "vgpu"}, "backend 'vgpu' cannot run kernels yet"),
+        ({"head_dim": 64, "arch": "sm_80", "backend": "vgpu", "direction": "backward"}, "no backward kernel for sm_80 yet"),
     ],
     ids=str,
 )
@@ -66,10 +66,10 @@ def test_supports_agrees_with_the_table(arch):
         assert not fa4.supports(head_dim=128, arch=arch, direction=direction), "no GPU backend runs yet"
 
 
-def test_attention_on_the_virtual_gpu_is_refused_with_the_reason():
-    q = torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16)
-    with pytest.raises(fa4.UnsupportedError, match="can be compiled and inspected, but backend 'vgpu' cannot run kernels yet"):
-        fa4.attention(q, q, q, backend="vgpu", arch="sm_80")
+def test_gradients_without_a_backward_kernel_are_refused_before_the_forward_runs():
+    q = torch.zeros(1, 4, 1, 64, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(fa4.UnsupportedError, match=r"no backward kernel for sm_80 yet.*torch.no_grad"):
+        fa4.attention(q, q.detach(), q.detach(), backend="vgpu", arch="sm_80")
 
 
 def test_an_architecture_without_its_own_kernel_uses_the_ampere_kernel(monkeypatch):
