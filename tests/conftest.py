@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Before numpy is imported: small products gain nothing from threads, and lose much where other work shares the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# One cache of compiled kernels for this run and the processes it starts. With FA4_CACHE_DIR set, that folder, which later runs find filled.
+if "FA4_CACHE_DIR" not in os.environ:
+    os.environ["FA4_CACHE_DIR"] = tempfile.mkdtemp(prefix="fa4-tests-")
+    atexit.register(shutil.rmtree, os.environ["FA4_CACHE_DIR"], ignore_errors=True)
 
 import hypothesis
 import pytest
@@ -25,6 +33,6 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory):
-    """A folder in which the kernels that this run compiles are kept, for ``fa4.settings(cache_dir=...)``."""
-    return str(tmp_path_factory.mktemp("compiled"))
+def compile_cache():
+    """The folder in which the kernels that this run compiles are kept, for processes and threads with settings of their own."""
+    return os.environ["FA4_CACHE_DIR"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_block_restores_also_after_an_error():
 
     def fail_inside():
         with fa4.settings(cpu_path="tiled") as inside:
-            assert inside == current() == Settings(cpu_path="tiled")
+            assert inside == current() == replace(before, cpu_path="tiled")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -24,11 +24,6 @@ MASKS = {
 SCHEDULES = [("round_robin", 0), ("random", 1), ("priority", 2), ("priority", 3)]
 
 
-@pytest.fixture(autouse=True)
-def _cache(compile_cache):
-    """Kernels compiled here are kept for the session."""
-
-
 def on_virtual_gpu(arch="sm_80"):
     def attention(q, k, v, **options):
         return fa4.attention(q, k, v, return_lse=True, backend="vgpu", arch=arch, **options)
