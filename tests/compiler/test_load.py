@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import re
 import struct
@@ -11,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from compiler_helpers import REQUEST, fake_artifact, run_python
-from fake_cuda import FakeCudaVector, FakeRuntime
 
 import fa4
 from fa4.compiler import elf, get, link
 from fa4.compiler.load import load_function
+from fa4.runtime.tensors import HostTensor
+from fa4.vgpu.driver import Driver
 
 pytestmark = pytest.mark.compile
 
@@ -26,48 +26,74 @@ def artifact(tmp_path_factory):
         return get(*REQUEST)
 
 
-def from_dlpack(vector):
+class Launches:
+    """A stand-in for the driver that keeps each launch and the bytes of its parameters."""
+
+    def __init__(self, sizes=(16, 16, 4)):
+        self.seen = []
+        self.driver = Driver(lambda request: self.seen.append((request, request.parameters(list(sizes)))), 166912)
+        self.resolve = self.driver.resolve
+
+
+@pytest.fixture
+def vector():
+    """Vectors of host memory that pass for CUDA tensors, kept alive for the test."""
     import tvm_ffi
 
-    return tvm_ffi.from_dlpack(vector)
+    alive = []
+
+    def make(size):
+        alive.append(HostTensor(torch.zeros(size)))
+        return tvm_ffi.from_dlpack(alive[-1]), alive[-1].tensor.data_ptr()
+
+    return make
 
 
-def test_a_call_reaches_the_launch(artifact):
-    runtime = FakeRuntime()
-    function = load_function(artifact, runtime.resolve)
-    x, y = FakeCudaVector(512), FakeCudaVector(512)
-    function(from_dlpack(x), from_dlpack(y), 3.0)
-    ((kernel, grid, block, shared, arguments),) = runtime.launches
+def test_a_call_reaches_the_launch(artifact, vector):
+    launches = Launches()
+    (x, x_address), (y, y_address) = vector(512), vector(512)
+    load_function(artifact, launches.resolve)(x, y, 3.0)
+    ((request, parameters),) = launches.seen
     facts = artifact.kernels[0]
-    assert kernel == facts.name
-    assert (grid, block, shared) == ((4, 1, 1), (128, 1, 1), 512)
-    assert (block, shared) == (facts.launch.block, facts.launch.dynamic_shared)
+    assert request.kernel == facts.name
+    assert (request.grid, request.block, request.dynamic_shared) == ((4, 1, 1), (128, 1, 1), 512)
+    assert (request.block, request.dynamic_shared) == (facts.launch.block, facts.launch.dynamic_shared)
+    assert request.cluster is None
     assert facts.launch.grid is None, "it depends on the length"
-    tensors = [struct.unpack("<Qi", ctypes.string_at(pointer, 12)) for pointer in arguments[:2]]
-    assert tensors == [(x.address, 512), (y.address, 512)]
-    assert struct.unpack("<f", ctypes.string_at(arguments[2], 4)) == (3.0,)
+    assert [struct.unpack("<Qi", data[:12]) for data in parameters[:2]] == [(x_address, 512), (y_address, 512)]
+    assert struct.unpack("<f", parameters[2]) == (3.0,)
     assert [parameter.size for parameter in facts.resources.parameters] == [16, 16, 4]
 
 
-def test_arguments_are_checked_before_the_launch(artifact):
-    runtime = FakeRuntime()
-    function = load_function(artifact, runtime.resolve)
-    x = from_dlpack(FakeCudaVector(512))
+def test_what_a_launch_raises_is_kept_and_fails_the_call(artifact, vector):
+    def fail(_request):
+        raise fa4.Fa4Error("planted")
+
+    driver = Driver(fail, 166912)
+    with pytest.raises(Exception, match="cudaErrorLaunchFailure"):
+        load_function(artifact, driver.resolve)(vector(512)[0], vector(512)[0], 3.0)
+    assert str(driver.error) == "planted"
+
+
+def test_arguments_are_checked_before_the_launch(artifact, vector):
+    launches = Launches()
+    function = load_function(artifact, launches.resolve)
+    x = vector(512)[0]
     with pytest.raises(TypeError, match="Expects 3 parameters"):
         function(x)
     with pytest.raises(ValueError, match="divisible by 128"):
-        function(x, from_dlpack(FakeCudaVector(500)), 1.0)
+        function(x, vector(500)[0], 1.0)
     with pytest.raises(ValueError, match="device_type=cuda"):
         function(x, torch.zeros(512), 1.0)
-    assert runtime.launches == []
+    assert launches.seen == []
 
 
-def test_two_loads_are_independent(artifact):
-    runtimes = FakeRuntime(), FakeRuntime()
-    x = from_dlpack(FakeCudaVector(128))
-    for runtime in runtimes:
-        load_function(artifact, runtime.resolve)(x, x, 1.0)
-    assert [len(runtime.launches) for runtime in runtimes] == [1, 1]
+def test_two_loads_are_independent(artifact, vector):
+    both = Launches(), Launches()
+    x = vector(128)[0]
+    for launches in both:
+        load_function(artifact, launches.resolve)(x, x, 1.0)
+    assert [len(launches.seen) for launches in both] == [1, 1]
 
 
 READY = """
@@ -123,7 +149,7 @@ def with_other_relocations(data: bytes) -> bytes:
 def test_an_unknown_relocation_is_refused(artifact):
     changed = with_other_relocations(artifact.host_object)
     with pytest.raises(fa4.CompileError, match="relocation type 2 in the host object is not one that the DSL is known to emit"):
-        load_function(dataclasses.replace(artifact, host_object=changed), FakeRuntime().resolve)
+        load_function(dataclasses.replace(artifact, host_object=changed), Launches().resolve)
 
 
 def test_a_symbol_that_nobody_defines_is_named(artifact):
