@@ -29,6 +29,13 @@ def test_same_requests_on_both_paths(path, dtype, causal, shape):
     check_attention(attention_by(path), make_inputs(shape, dtype), causal=causal)
 
 
+@pytest.mark.parametrize("threads", [2, 5], indirect=True)
+@pytest.mark.parametrize("heads_kv", [4, 2])
+@pytest.mark.parametrize("path", ["flash", "tiled"])
+def test_threads(threads, heads_kv, path):
+    check_attention(attention_by(path), make_inputs(AttentionShape(2, 100, 100, 4, heads_kv, 32), torch.bfloat16), causal=True)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_bfloat16_gradients_of_long_sums(seed):
     """A sum of gradients that is rounded after every block of rows leaves the bound for some of these."""

@@ -41,8 +41,9 @@ def test_alone_and_in_a_batch(dtype, shape, options):
             assert torch.equal(same[:, :heads] if same.ndim == 3 else same[:, :, :heads], single)
 
 
+@pytest.mark.parametrize("threads", [2], indirect=True)
 @pytest.mark.parametrize("causal", [False, True])
-def test_across_runs(causal):
+def test_across_runs(causal, threads):
     inputs = make_inputs(AttentionShape(2, 300, 300, 4, 2, 64))
     first = gradients("chosen", inputs, causal=causal, deterministic=True)
     for _ in range(3):
