@@ -20,13 +20,14 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class _Copy:
-    """One instruction: per thread of the CTA range destination, source, how many bytes exist, and whether it is still to be done."""
+    """One instruction: per thread destination, source, how many bytes exist, whether it is still to be done, and data read early."""
 
     to: Array
     source: Array
     valid: Array
     size: int
     todo: Array
+    data: Array | None = None
 
 
 @dataclass
@@ -41,8 +42,8 @@ class _Group:
 class Copies:
     """All copies of a CTA on their way."""
 
-    def __init__(self, threads: int, shared: Block, memory: GlobalMemory) -> None:
-        self.shared, self.memory = shared, memory
+    def __init__(self, threads: int, shared: Block, memory: GlobalMemory, early: bool) -> None:
+        self.shared, self.memory, self.early = shared, memory, early
         self.committed = np.zeros(threads, np.int64)
         self.groups: list[_Group] = []
 
@@ -73,7 +74,11 @@ class Copies:
         if last is None or last.first != first or len(last.number) != len(mask) or (last.number[mask] >= 0).any():
             last = _Group(first, np.full(len(mask), -1, np.int64), [])
             self.groups.append(last)
-        last.copies.append(_Copy(to.copy(), source.copy(), valid, size, mask.copy()))
+        copy = _Copy(to.copy(), source.copy(), valid, size, mask.copy())
+        if self.early:
+            copy.data = np.zeros((len(mask), size), np.uint8)
+            copy.data[mask] = self.read(copy, mask)
+        last.copies.append(copy)
 
     def check_source(self, source: Array, valid: Array, size: int, mask: Array) -> None:
         """What will be read must exist."""
@@ -124,25 +129,27 @@ class Copies:
             return
         data, state, _size = self.shared.view("u4", copy.size // 4)
         assert state is not None
-        vector = copy.size // 4
         index = (copy.to[now] >> np.uint32(copy.size.bit_length() - 1)).astype(np.intp)
-        valid = copy.valid[now]
-        if (valid == copy.size).all():
-            data[index] = self.memory.load(copy.source[now], "u4", vector, None)
-        else:
-            rows = np.zeros((int(now.sum()), copy.size), np.uint8)
-            full = valid == copy.size
-            if full.any():
-                rows[full] = self.memory.load(copy.source[now][full], "u4", vector, None).reshape(-1, vector).view(np.uint8)
-            for i in np.flatnonzero(~full & (valid > 0)):
-                source, size = int(copy.source[now][i]), int(valid[i])
-                buffer = self.memory.find(source, size)
-                assert buffer is not None
-                rows[i, :size] = buffer.data[source - buffer.address : source - buffer.address + size]
-            data[index] = rows.view(np.uint32) if vector > 1 else rows.view(np.uint32)[:, 0]
+        rows = self.read(copy, now) if copy.data is None else copy.data[now]
+        data[index] = rows.view(np.uint32) if copy.size > 4 else rows.view(np.uint32)[:, 0]
         state[index] = np.uint32(WRITTEN * 0x01010101)
         copy.todo &= ~now
         self.shared.pending -= int(now.sum())
+
+    def read(self, copy: _Copy, lanes: Array) -> Array:
+        """The bytes that a copy brings for some threads: what is there, then zeros."""
+        vector, valid = copy.size // 4, copy.valid[lanes]
+        full = valid == copy.size
+        rows = np.zeros((len(valid), copy.size), np.uint8)
+        if full.any():
+            words = self.memory.load(copy.source[lanes][full], "u4", vector, None).reshape(-1, vector)
+            rows[full] = words.view(np.uint8)
+        for i in np.flatnonzero(~full & (valid > 0)):
+            source, size = int(copy.source[lanes][i]), int(valid[i])
+            buffer = self.memory.find(source, size)
+            assert buffer is not None  # checked when the copy was issued
+            rows[i, :size] = buffer.data[source - buffer.address : source - buffer.address + size]
+        return rows
 
 
 def _overlap(group: _Group, first: int, last: int) -> tuple[slice, slice]:

@@ -215,7 +215,8 @@ class Emitter:
         if o.bits != bits_of(type_):
             self.assign(o, type_, f"{ufunc}({', '.join(arguments)})")
         elif self.mask is None:
-            self.line(f"{ufunc}({', '.join(arguments)}, {view_name(type_)}[{o.index}])")
+            out = "out=" if ufunc in ("minimum", "maximum") else ""  # numpy asks for the keyword there
+            self.line(f"{ufunc}({', '.join(arguments)}, {out}{view_name(type_)}[{o.index}])")
         else:
             self.line(f"{ufunc}({', '.join(arguments)}, out={view_name(type_)}[{o.index}], where={self.mask})")
 

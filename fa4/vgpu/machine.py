@@ -56,6 +56,7 @@ class Launch:
     constants: dict[str, Block]
     memory: GlobalMemory
     approx_seed: int
+    early_copies: bool
     observer: Observer | None
     ticks: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
@@ -76,8 +77,8 @@ class Launch:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
 
-    def specials(self, cta: Dim3) -> dict[str, Array]:
-        """Special registers of a CTA: one value a lane, or one for all (PTX ISA 10)."""
+    def specials(self) -> dict[str, Array]:
+        """Special registers: one value a lane, or one for all; those of the CTA's place are set as it starts (PTX ISA 10)."""
         lanes = np.arange(-(-self.threads // 32) * 32)
         lane = lanes % 32
         values: dict[str, Any] = {
@@ -104,7 +105,7 @@ class Launch:
         }
         for i, axis in enumerate("xyz"):
             values[f"%ntid.{axis}"] = self.block[i]
-            values[f"%ctaid.{axis}"] = values[f"%clusterid.{axis}"] = cta[i]
+            values[f"%ctaid.{axis}"] = values[f"%clusterid.{axis}"] = 0
             values[f"%nctaid.{axis}"] = values[f"%nclusterid.{axis}"] = self.grid[i]
             values[f"%cluster_ctaid.{axis}"] = 0
             values[f"%cluster_nctaid.{axis}"] = 1
@@ -119,6 +120,8 @@ class Gpu:
         seed: of every random choice: the schedule, and the deviations of approximate functions.
         schedule: see ``Scheduler``.
         resident: how many CTAs are on the machine at a time, each with all its warps; later ones start as others end, in order.
+        delay: when an asynchronous copy reads its source: "late", when it is waited for, or "early", when it is issued. Either way its
+            destination may not be touched until then.
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
         observer: told of block entries and synchronisation; None costs nothing.
     """
@@ -130,6 +133,7 @@ class Gpu:
         seed: int = 0,
         schedule: Schedule = "round_robin",
         resident: int = 4,
+        delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
         observer: Observer | None = None,
     ) -> None:
@@ -137,10 +141,13 @@ class Gpu:
             raise LaunchError(f"arch={arch!r}: must be one of {', '.join(ARCHES)}")
         if approximate not in ("exact", "random"):
             raise LaunchError(f"approximate={approximate!r}: must be exact or random")
+        if delay not in ("late", "early"):
+            raise LaunchError(f"delay={delay!r}: must be late or early")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
         self.arch, self.seed, self.schedule, self.resident = arch, seed, schedule, resident
         self.approx_seed = 0 if approximate == "exact" else seed + 1
+        self.early = delay == "early"
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
@@ -229,16 +236,19 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        return Launch(code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.observer)
+        return Launch(code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer)
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)
         total = launch.grid[0] * launch.grid[1] * launch.grid[2]
         resident: list[Cta] = []
+        ended: list[Cta] = []
         started = 0
         while resident or started < total:
             while started < total and len(resident) < self.resident:
-                resident.append(Cta(launch, started))
+                if ended:
+                    ended[-1].restart(started)
+                resident.append(ended.pop() if ended else Cta(launch, started))
                 started += 1
             pick = scheduler.pick(resident)
             if pick is None:
@@ -247,6 +257,7 @@ class Gpu:
             _step(launch, pick)
             if not pick.cta.live:
                 resident.remove(pick.cta)
+                ended.append(pick.cta)
         return launch.ticks
 
 

@@ -56,6 +56,13 @@ class Block:
         self.pending = 0
         self.views: dict[tuple[str, int], tuple[Array, Array | None, int]] = {}
 
+    def reset(self) -> None:
+        """Forget everything: bytes of 0xFF, which are NaN in every floating-point type."""
+        self.data[:] = 0xFF
+        self.pending = 0
+        if self.state is not None:
+            self.state[:] = UNWRITTEN
+
     def view(self, dtype: str, vector: int) -> tuple[Array, Array | None, int]:
         """Data and state seen as elements or vectors, and the size of one."""
         key = dtype, vector
@@ -264,7 +271,7 @@ class LocalMemory:
 
     def __init__(self, threads: int, size: int) -> None:
         self.size = size
-        self.block = Block("local", np.full(threads * size, 0xFF, np.uint8), tracked=True)
+        self.block = Block("local", np.zeros(threads * size, np.uint8), tracked=True)
 
     def flat(self, address: Array, size: int, threads: Array, mask: Array | None) -> Array:
         """Addresses in the common block."""

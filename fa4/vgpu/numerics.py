@@ -64,16 +64,19 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
         tie = (s.view(np.uint64) & _LOW_29) == _TIE_29
         if not (tie | (np.abs(s) < 2.0**-125)).any():
             return s.astype(np.float32)
-    return narrow(odd_sum(wide, c.astype(np.float64)), mode)
+    return _zero_sum(narrow(odd_sum(wide, c.astype(np.float64)), mode), wide, c, mode)
 
 
 def add32(a: Array, b: Array, mode: str) -> Array:
-    """a + b of float32, rounded once in any direction; an exact zero is -0 when rounding down."""
-    result = narrow(odd_sum(a.astype(np.float64), b.astype(np.float64)), mode)
-    if mode == "rm":
-        exact_zero = (result == 0) & (a == -b) & ((a != 0) | (np.signbit(a) != np.signbit(b)))
-        return np.where(exact_zero, np.float32(-0.0), result)
-    return result
+    """a + b of float32, rounded once in any direction."""
+    return _zero_sum(narrow(odd_sum(a.astype(np.float64), b.astype(np.float64)), mode), a, b, mode)
+
+
+def _zero_sum(result: Array, a: Array, b: Array, mode: str) -> Array:
+    """A sum of opposite numbers is -0 when rounding down, +0 otherwise (IEEE 754, 6.3)."""
+    if mode != "rm":
+        return result
+    return np.where((result == 0) & (a == -b) & (np.signbit(a) != np.signbit(b)), result.dtype.type(-0.0), result)
 
 
 def multiply32(a: Array, b: Array, mode: str) -> Array:
@@ -87,7 +90,8 @@ def divide32(a: Array, b: Array, mode: str) -> Array:
     if mode == "rn":
         return q
     rest = (a.astype(np.float64) - q.astype(np.float64) * b) * np.sign(b)
-    return _correct(q, rest, mode)
+    overflow = np.isinf(q) & np.isfinite(a) & (b != 0)
+    return _correct(q, np.where(overflow, -np.sign(q), rest), mode)
 
 
 def sqrt32(a: Array, mode: str) -> Array:
@@ -100,7 +104,7 @@ def sqrt32(a: Array, mode: str) -> Array:
 
 def _correct(q: Array, rest: Array, mode: str) -> Array:
     """q moved by one unit where the exact value lies on the other side of it; ``rest`` has the sign of exact - q."""
-    exact = np.where(np.isfinite(q) & np.isfinite(rest), rest, 0.0)
+    exact = np.where(np.isfinite(rest), rest, 0.0)
     down = exact < 0
     up = exact > 0
     if mode == "rz":
@@ -111,8 +115,12 @@ def _correct(q: Array, rest: Array, mode: str) -> Array:
     return np.where(up, np.nextafter(q, q.dtype.type(np.inf)), q)
 
 
-def exact64(operation: Callable[..., Fraction], fallback: Array, operands: tuple[Array, ...], mode: str) -> Array:
+def exact64(
+    operation: Callable[..., Fraction], fallback: Array, operands: tuple[Array, ...], mode: str, opposite: Array | None = None
+) -> Array:
     """A float64 operation by exact rationals, lane by lane, where all operands are finite; ``fallback`` elsewhere.
+
+    ``opposite`` says where the operation is a sum of numbers of opposite sign, see ``_zero_sum``.
 
     Slow, but float64 is rare in the kernels this machine is for.
     """
@@ -126,6 +134,8 @@ def exact64(operation: Callable[..., Fraction], fallback: Array, operands: tuple
             continue
         if exact != 0:
             result[i] = _round64(exact, mode)
+        elif opposite is not None and mode == "rm" and opposite[i]:
+            result[i] = -0.0
     return result
 
 

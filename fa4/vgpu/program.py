@@ -459,7 +459,8 @@ class _Lowering:
                 groups[-1].append(item)
                 if item.name in ENDS:
                     groups.append([])
-        if not groups[-1] and len(groups) - 1 not in labels.values() and len(groups) > 1:
+        # A body always ends in a block without a barrier, so that a warp that waits is always at some block.
+        if not groups[-1] and groups[:-1] and groups[-2][-1].name in ("ret", "exit") and len(groups) - 1 not in labels.values():
             groups.pop()
         return tuple(self.block(index, ops, labels, len(groups)) for index, ops in enumerate(groups))
 

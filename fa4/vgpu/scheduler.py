@@ -64,7 +64,9 @@ class Scheduler:
             cta = ctas[(self.turn + i) % len(ctas)]
             running = [warp for warp in cta.warps if warp.state == RUNNING]
             if running:
-                warp = running[self.turn % len(running)] if self.turn % _FAIR == 0 else min(running, key=_block)
+                cta.picks += 1
+                turn, rest = divmod(cta.picks, _FAIR)
+                warp = min(running, key=_block) if rest else running[turn % len(running)]
                 return _together(cta, warp, len(cta.warps))
         return None
 

@@ -47,28 +47,39 @@ class Warp:
 
 
 class Cta:
-    """One CTA that is resident."""
+    """One CTA that is resident; when it has ended, ``restart`` makes another one of it, with the same arrays."""
 
     def __init__(self, launch: Launch, index: int) -> None:
-        self.launch, self.index = launch, index
-        grid = launch.grid
-        self.id: Dim3 = (index % grid[0], index // grid[0] % grid[1], index // (grid[0] * grid[1]))
-        threads = launch.threads
-        self.warp_count = -(-threads // 32)
+        self.launch = launch
+        self.warp_count = -(-launch.threads // 32)
         lanes = 32 * self.warp_count
-        self.rows = {bits: np.full((n, lanes), 0xAA, f"u{bits // 8}") for bits, n in launch.kernel.registers.items() if bits > 1}
-        for values in self.rows.values():
-            values.view(np.uint8)[:] = 0xAA
+        self.rows = {bits: np.zeros((n, lanes), f"u{bits // 8}") for bits, n in launch.kernel.registers.items() if bits > 1}
         self.predicates = np.zeros((launch.kernel.registers.get(1, 0), lanes), bool)
         self.defined = np.zeros((len(launch.watch.rows), lanes), bool)
-        self.shared = Block("shared", np.full(launch.shared_bytes, 0xFF, np.uint8), tracked=True)
+        self.shared = Block("shared", np.zeros(launch.shared_bytes, np.uint8), tracked=True)
         self.local = LocalMemory(lanes, launch.kernel.local_bytes)
-        self.copies = Copies(lanes, self.shared, launch.memory)
-        self.warps = [self._warp(i, threads) for i in range(self.warp_count)]
-        self.barriers: dict[int, Any] = {}
+        self.specials = launch.specials()
         self.gangs: dict[tuple[int, int], Gang] = {}
-        self.specials = launch.specials(self.id)
+        self.restart(index)
+
+    def restart(self, index: int) -> None:
+        """Begin as CTA ``index`` of the grid, with everything unwritten."""
+        launch, grid = self.launch, self.launch.grid
+        self.index = index
+        self.id: Dim3 = (index % grid[0], index // grid[0] % grid[1], index // (grid[0] * grid[1]))
+        for axis, value in zip("xyz", self.id, strict=True):
+            self.specials[f"%ctaid.{axis}"][:] = value
+            self.specials[f"%clusterid.{axis}"][:] = value
+        for values in (*self.rows.values(), self.predicates):
+            values.view(np.uint8)[:] = 0xAA & (1 if values.dtype == bool else 0xFF)
+        self.defined[:] = False
+        self.shared.reset()
+        self.local.block.reset()
+        self.copies = Copies(32 * self.warp_count, self.shared, launch.memory, launch.early_copies)
+        self.warps = [self._warp(i, launch.threads) for i in range(self.warp_count)]
+        self.barriers: dict[int, Any] = {}
         self.live = self.warp_count
+        self.picks = 0
 
     def _warp(self, index: int, threads: int) -> Warp:
         present = np.arange(32 * index, 32 * index + 32) < threads

@@ -66,7 +66,12 @@ def operation64(name: str, mode: str, *x: Array) -> Array:
         "div": operator.truediv,
         "fma": lambda a, b, c: a * b + c,
     }[name]
-    return native if mode == "rn" and name != "fma" else numerics.exact64(exact, native, x, mode)
+    if mode == "rn" and name != "fma":
+        return native
+    opposite = None
+    if name in ("add", "fma"):
+        opposite = np.broadcast_to(np.signbit(x[0] if name == "add" else x[0] * x[1]) != np.signbit(x[-1]), native.shape)
+    return numerics.exact64(exact, native, x, mode, opposite)
 
 
 class _Float:
@@ -177,8 +182,14 @@ def _minimum(e: Emitter, op: Op, mods: Mods) -> None:
     if len(inputs) == 3:
         value = f"minmax({value}, {inputs[2]}, {options})"
     if xorsign:
-        value = f"copysign({value}, {arguments[0]} * copysign({e.constant(1, 'float' + f.type[1:])}, {arguments[1]}))"
+        value = f"{e.helper(with_sign)}({value}, {arguments[0]}, {arguments[1]})"
     f.assign(value)
+
+
+def with_sign(magnitude: Array, a: Array, b: Array) -> Array:
+    """The sign is the exclusive or of the signs of a and b."""
+    one = magnitude.dtype.type(1)
+    return np.copysign(magnitude, np.where(np.signbit(a) != np.signbit(b), -one, one))
 
 
 @instruction("copysign", section="9.7.3.2", forms="f32 f64: sign of the first operand")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 SPACES = ("global", "shared::cta", "shared::cluster", "shared", "local", "param::entry", "param", "const")
-_HINTS = ("L1::", "L2::", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified", "volatile", "relaxed", "acquire", "release", "weak", "mmio")
+_HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified", "volatile", "relaxed", "acquire", "release", "weak", "mmio")
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
@@ -24,8 +24,8 @@ def access(mods: Mods) -> tuple[str, str, int]:
     """(space, element type, vector length) of a load, store or atomic; cache hints change nothing here."""
     space = mods.take(*SPACES).split("::")[0] or "generic"
     vector = {"v2": 2, "v4": 4, "v8": 8, "": 1}[mods.take("v2", "v4", "v8")]
-    mods.ignore(*_HINTS)
-    mods.take(*_SCOPES)
+    mods.ignore("L1::", "L2::")
+    mods.left = [m for m in mods.left if m not in _HINTS and m not in _SCOPES]
     return space, mods.type(), vector
 
 

@@ -1,0 +1,123 @@
+"""Schedules, reports and observers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ptx_text import A, B, C, kernel, run
+
+from fa4.vgpu import Gpu, Program
+
+TICKET = "mov.u32 %r1, 1;\natom.global.add.u32 %r2, [%d2], %r1;\nst.global.u32 [%d12], %r2;"
+
+
+def tickets(**options):
+    return run("mov.u32 %r9, %ctaid.x;\nmad.wide.u32 %d12, %r9, 512, %d12;\n" + TICKET, threads=128, grid=8, gpu=Gpu(**options))[1][:1024]
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "random", "priority"])
+def test_schedules_differ_by_seed_and_repeat(schedule):
+    first = tickets(schedule=schedule, seed=1)
+    assert sorted(first.tolist()) == list(range(1024)), "every ticket is given once"
+    assert np.array_equal(first, tickets(schedule=schedule, seed=1))
+    same = np.array_equal(first, tickets(schedule=schedule, seed=2))
+    assert same == (schedule == "round_robin")
+
+
+def test_ctas_come_in_order_where_one_is_resident():
+    assert tickets(resident=1).reshape(8, 128).min(1).tolist() == [128 * i for i in range(8)]
+
+
+def test_a_warp_that_spins_does_not_starve_the_one_it_waits_for():
+    body = """
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra WRITER;
+    SPIN:
+    ld.volatile.global.u32 %r1, [%d2];
+    setp.eq.u32 %p2, %r1, 0;
+    @%p2 bra SPIN;
+    bra.uni DONE;
+    WRITER:
+    mov.u32 %r1, 1;
+    st.volatile.global.u32 [%d2], %r1;
+    DONE:
+    st.global.u32 [%d12], %r1;
+    """
+    for schedule in ("round_robin", "random", "priority"):
+        for seed in range(3):
+            assert (run(body, threads=64, gpu=Gpu(schedule=schedule, seed=seed))[1][:64] == 1).all()
+
+
+def test_report():
+    gpu = Gpu()
+    body = "shl.b32 %r1, %r0, 4;\nsetp.lt.u32 %p1, %r0, 16;\n@%p1 st.shared.u32 [%r1], %r0;\ncp.async.ca.shared.global [%r1+1024], [%d0], 8;\nst.global.v2.u32 [%d1], {%r0, %r0};"
+    run(body, threads=64, grid=3, shared=3072, gpu=gpu)
+    report = gpu.report()
+    per_warp = 12
+    assert report.instructions == 3 * 2 * per_warp
+    assert report.by_warp == (3 * per_warp, 3 * per_warp)
+    assert report.by_opcode["st.global.v2.u32"] == 6
+    assert report.by_class["st"] == 12
+    assert report.by_source == {"": report.instructions}
+    assert report.bytes == {"param": 3 * 64 * 24, "shared": 3 * 16 * 4, "cp.async": 3 * 64 * 8, "global": 3 * 64 * 8}
+    assert report.ctas == 3
+    run(body, threads=64, grid=1, shared=3072, gpu=gpu)
+    assert gpu.report().instructions == 4 * 2 * per_warp
+
+
+def test_source_lines_in_the_report():
+    text = kernel(".loc 1 10 0\nadd.u32 %r1, %r0, 1;\nadd.u32 %r1, %r1, 1;\n.loc 1 11 0\nst.global.u32 [%d12], %r1;").replace(".visible", '.file 1 "some.py"\n.visible')
+    gpu = Gpu()
+    for i, address in enumerate((A, B, C)):
+        gpu.register_buffer(address, 4096, str(i))
+    gpu.launch(Program.parse(text), "k", (1,), (64,), 0, [a.to_bytes(8, "little") for a in (A, B, C)])
+    assert gpu.report().by_source == {"": 14, "some.py:10": 4, "some.py:11": 4}
+
+
+class Recorder:
+    def __init__(self):
+        self.blocks, self.events = [], []
+
+    def block(self, cta, warp, block, lanes):
+        self.blocks.append((cta, warp, block, lanes))
+
+    def event(self, cta, warp, kind, fields):
+        self.events.append((cta, warp, kind, fields))
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "priority"])
+def test_observer_sees_each_warp_in_program_order(schedule):
+    body = """
+    shl.b32 %r1, %r0, 4;
+    cp.async.cg.shared.global [%r1], [%d0], 16;
+    cp.async.commit_group;
+    cp.async.wait_group 0;
+    bar.sync 0;
+    setp.lt.u32 %p1, %r0, 40;
+    @%p1 bra L;
+    bar.arrive 1, 32;
+    L:
+    st.global.u32 [%d12], %r0;
+    """
+    body = body.replace("bar.arrive 1, 32;", "mov.u32 %r2, 0;")
+    recorder = Recorder()
+    run(body, threads=64, shared=1024, gpu=Gpu(schedule=schedule, observer=recorder))
+    for warp in (0, 1):
+        assert [(kind, fields) for _, w, kind, fields in recorder.events if w == warp] == [
+            ("cp.async.commit_group", {"lanes": 32}),
+            ("cp.async.wait_group", {"keep": 0, "lanes": 32}),
+            ("bar.sync", {"barrier": 0, "threads": None}),
+        ]
+    assert [b[2:] for b in recorder.blocks if b[1] == 0] == [(0, 32), (1, 32), (3, 32)]
+    assert [b[2:] for b in recorder.blocks if b[1] == 1] == [(0, 32), (1, 32), (2, 24), (3, 32)]
+
+
+def test_code_is_generated_once_per_program():
+    program = Program.parse(kernel("st.global.u32 [%d12], %r0;"))
+    for arch in ("sm_80", "sm_86", "sm_80"):
+        gpu = Gpu(arch)
+        for i, address in enumerate((A, B, C)):
+            gpu.register_buffer(address, 4096, str(i))
+        gpu.launch(program, "k", (2,), (64,), 0, [a.to_bytes(8, "little") for a in (A, B, C)])
+    (code,) = program.code.values()
+    assert set(code.blocks) == {(0, True)}
