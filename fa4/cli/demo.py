@@ -25,6 +25,7 @@ _VARIANTS: list[tuple[str, str, int, dict[str, Any]]] = [
 _HEADS, _HEAD_DIM = 4, 64
 _ARCH = "sm_80"
 _SASS_LINES = 6
+_VIRTUAL_SEQLEN = 192
 
 
 def add_command(commands: Any) -> None:
@@ -58,11 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     _print_errors(text, arguments.seqlen)
     _print_cost(text, arguments.long_seqlen)
     print_kernel()
+    _print_virtual(text)
     print(
         "\nWhat to try next\n"
         "  fa4.attention(q, k, v, causal=True)           in your own code; q is (batch, seqlen, heads, head_dim)\n"
         "  fa4 demo --text FILE --seqlen 1024            the same on a text of yours\n"
         "  fa4 inspect --arch sm_80 --head-dim 128       what a request is compiled to, and what it costs\n"
+        "  fa4 verify --head-dim 64,128                  GPU kernels on the virtual GPU over a matrix of requests\n"
         "  fa4 support                                   what works on which architecture\n"
         "  fa4 doctor                                    what is installed here, and what is broken\n"
         "  docs/concepts/algorithms.md                   from standard attention to FlashAttention-4, derived"
@@ -159,7 +162,6 @@ def print_kernel() -> None:
             start = time.perf_counter()
             artifact = get(*request)
             seconds.append(time.perf_counter() - start)
-    lookup.forget()
     shown = report(artifact)
     print(f"compile time {seconds[0]:.1f} s, with the import of the compiler; from the cache {seconds[1] * 1e3:.0f} ms")
     print(resource_table(shown.resources))
@@ -173,6 +175,28 @@ def print_kernel() -> None:
         first = next((i for i, instruction in enumerate(inside) if instruction.kind == "mufu"), 0)
         print(f"one trip of its main loop is {loop.histogram.total} instructions: {counts}\nwhere its softmax begins:")
         print("\n".join(f"  {instruction.text}" for instruction in inside[first : first + _SASS_LINES]))
+
+
+def _print_virtual(text: bytes) -> None:
+    """Execute the compiled kernel on the virtual GPU and compare it with float64."""
+    from fa4.problem import AttentionOptions
+    from fa4.runtime import virtual
+    from fa4.testing import AttentionShape, compare_attention
+
+    gpu = virtual.gpu_from_settings(_ARCH)
+
+    def kernel(*tensors: Any, causal: bool) -> Any:
+        options = AttentionOptions(_HEAD_DIM**-0.5, window_right=0 if causal else None)
+        return virtual.attention_forward(*tensors, options, gpu)
+
+    print(f"\nThe same kernel, executed on a virtual {_ARCH} over the first {_VIRTUAL_SEQLEN} tokens, against float64")
+    shape = AttentionShape(1, _VIRTUAL_SEQLEN, _VIRTUAL_SEQLEN, _HEADS, 2, _HEAD_DIM)
+    for result in compare_attention(kernel, text_inputs(text, shape, "bfloat16"), backward=False, causal=True):
+        print(f"  {result}")
+    report = gpu.report()
+    print(
+        f"  {report.instructions} warp instructions in {report.seconds:.1f} s, {report.bytes.get('global', 0) >> 10} KiB of global memory"
+    )
 
 
 def text_inputs(text: bytes, shape: AttentionShape, dtype: str) -> AttentionInputs:

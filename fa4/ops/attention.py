@@ -45,7 +45,7 @@ def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tens
     if backend == "vgpu":
         from fa4.runtime import virtual
 
-        return virtual.attention_forward(q, k, v, _options(q, *options), arch)
+        return virtual.attention_forward(q, k, v, _options(q, *options), virtual.gpu_from_settings(arch))
     out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
     return out.contiguous(), lse.contiguous()
 

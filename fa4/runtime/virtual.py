@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +25,19 @@ from fa4.vgpu.driver import Driver, LaunchRequest
 _STREAM = 0
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, arch: str) -> tuple[Tensor, Tensor]:
-    """``fa4.runtime.forward.attention_forward`` of CPU tensors, on a virtual GPU of ``arch`` made from the settings.
+def gpu_from_settings(arch: str) -> Gpu:
+    """A virtual GPU with the seed and the schedule that the settings say."""
+    settings = _settings.current()
+    return Gpu(arch, seed=settings.vgpu_seed, schedule=settings.vgpu_schedule)
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:
+    """``fa4.runtime.forward.attention_forward`` of CPU tensors, executed on ``gpu``.
 
     Raises:
         VgpuError: what is wrong with the kernel, and where.
     """
-    settings = _settings.current()
-    gpu = Gpu(arch, seed=settings.vgpu_seed, schedule=settings.vgpu_schedule)
-
-    def execute(artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
-        run(gpu, artifact, inputs, outputs, scalars)
-
-    return forward.attention_forward(q, k, v, options, arch, execute)
+    return forward.attention_forward(q, k, v, options, gpu.arch, partial(run, gpu))
 
 
 def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:

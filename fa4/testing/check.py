@@ -16,7 +16,7 @@ from fa4.testing.torch_attention import torch_attention
 AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
 
 
-def check_attention(
+def compare_attention(
     attention: AttentionFunction, inputs: AttentionInputs, *, backward: bool = True, use_dlse: bool = False, **options: Any
 ) -> list[Comparison]:
     """Compare out, lse, dq, dk, dv of ``attention(q, k, v, **options) -> (out, lse)`` with float64.
@@ -25,7 +25,7 @@ def check_attention(
     ``use_dlse`` is set and only at rows that see a key (elsewhere lse is the constant -inf).
 
     Raises:
-        AssertionError: a result leaves the bound of ``compare``; the message lists every result.
+        AssertionError: a shape or dtype is wrong, or no bound follows from these inputs (see ``compare``).
     """
     q, k, v, dout = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
     expected = standard_attention(q, k, v, **options)
@@ -37,7 +37,16 @@ def check_attention(
     if backward:
         gradients = standard_attention_backward(q, k, v, dout, None if dlse is None else dlse.double().cpu().numpy(), **options)
         references |= {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
-    comparisons = [compare(name, actual[name], reference, baseline[name]) for name, reference in references.items()]
+    return [compare(name, actual[name], reference, baseline[name]) for name, reference in references.items()]
+
+
+def check_attention(attention: AttentionFunction, inputs: AttentionInputs, **arguments: Any) -> list[Comparison]:
+    """``compare_attention`` for tests.
+
+    Raises:
+        AssertionError: a result leaves its bound; the message lists every result.
+    """
+    comparisons = compare_attention(attention, inputs, **arguments)
     assert all(c.ok for c in comparisons), "\n".join(map(str, comparisons))
     return comparisons
 

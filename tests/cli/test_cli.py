@@ -106,3 +106,30 @@ def test_closed_pipe_is_quiet():
     script = f"{Path(sys.executable).with_name('fa4')} support | head -1"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert result.stderr == ""
+
+
+@pytest.mark.vgpu
+def test_verify(capsys, monkeypatch):
+    from fa4.cli import verify
+
+    monkeypatch.setattr(verify, "_LENGTHS", [(1, 17), (65, 40)])
+    monkeypatch.setattr(verify, "_MASKS", {"causal": {"causal": True}})
+    assert main(["verify", "--schedule", "priority", "--seed", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines if line.startswith("D 64, causal")] == ["out", "lse"]
+    assert lines[-1] == "all 2 results within their bound"
+
+
+@pytest.mark.vgpu
+def test_verify_catches_a_wrong_kernel(capsys, monkeypatch):
+    import fa4
+    from fa4.cli import verify
+
+    right = fa4.attention
+    monkeypatch.setattr(verify, "_LENGTHS", [(65, 40)])
+    monkeypatch.setattr(verify, "_MASKS", {"causal": {"causal": True}})
+    monkeypatch.setattr(fa4, "attention", lambda q, k, v, **options: right(q, k, v, **{**options, "causal": False}))
+    assert main(["verify"]) == 1
+    output = capsys.readouterr().out
+    assert "WRONG" in output
+    assert "2 of 2 results leave their bound" in output

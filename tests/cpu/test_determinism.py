@@ -44,9 +44,9 @@ def test_alone_and_in_a_batch(dtype, shape, options):
 @pytest.mark.parametrize("threads", [2], indirect=True)
 @pytest.mark.parametrize("causal", [False, True])
 def test_across_runs(causal, threads):
-    inputs = make_inputs(AttentionShape(2, 300, 300, 4, 2, 64))
+    inputs = make_inputs(AttentionShape(1, 300, 300, 2, 1, 64))
     first = gradients("chosen", inputs, causal=causal, deterministic=True)
-    for _ in range(3):
+    for _ in range(2):
         garbage = [torch.randn(n) for n in (1001, 17)]  # so that the allocator's state differs
         for a, b in zip(gradients("chosen", inputs, causal=causal, deterministic=True), first, strict=True):
             assert torch.equal(a, b)

@@ -15,6 +15,7 @@ from fa4.cpu.backward import attention_backward
 from fa4.cpu.forward import attention_forward
 from fa4.problem import AttentionOptions
 from fa4.testing.memory import measure_peak_memory
+torch.set_num_threads(1)
 shape_q, shape_k, dtype, options = {arguments}
 q, k, v, dout = (torch.empty(s, dtype=dtype).normal_() for s in (shape_q, shape_k, shape_k, shape_q))
 small = [x[:, :300].contiguous() for x in (q, k, v, dout)]
@@ -46,7 +47,7 @@ def extra_bytes(*arguments: str) -> list[int]:
     [
         ("(1, 5000, 2, 8)", "(1, 5000, 2, 8)", "torch.float32", "AttentionOptions(0.3)"),
         ("(1, 5000, 2, 8)", "(1, 5000, 2, 8)", "torch.float32", "AttentionOptions(0.3, None, 0, 5.0)"),
-        ("(1, 16384, 4, 64)", "(1, 16384, 1, 64)", "torch.bfloat16", "AttentionOptions(0.3, 100, 0)"),
+        ("(1, 8192, 4, 64)", "(1, 8192, 1, 64)", "torch.bfloat16", "AttentionOptions(0.3, 100, 0)"),
         ("(20000, 4, 8, 16)", "(20000, 4, 2, 16)", "torch.bfloat16", "AttentionOptions(0.3, None, 0)"),
         ("(20000, 4, 8, 16)", "(20000, 4, 2, 16)", "torch.bfloat16", "AttentionOptions(0.3, 2, 0)"),
     ],
@@ -57,8 +58,8 @@ def test_bounded(arguments):
 
 
 def test_measurement_sees_the_scores(monkeypatch):
-    """The same measurement over plain torch attention, whose scores alone take 256 MB, must show them."""
+    """The same measurement over plain torch attention, whose scores alone take 200 MB, must show them."""
     plain = MEASURE.replace("from fa4.cpu.forward import attention_forward", "from fa4.testing import torch_attention")
     plain = plain.replace("attention_forward(q, k, v, options)", "torch_attention(q, k, v)").replace("run(*small)", "")
     monkeypatch.setattr(sys.modules[__name__], "MEASURE", plain)
-    assert extra_bytes("(1, 8192, 1, 8)", "(1, 8192, 1, 8)", "torch.float32", "AttentionOptions(0.3)")[0] > 256 << 20
+    assert extra_bytes("(1, 5000, 2, 8)", "(1, 5000, 2, 8)", "torch.float32", "AttentionOptions(0.3)")[0] > 200_000_000
