@@ -43,7 +43,11 @@ class AmpereForwardConfig:
     def __post_init__(self) -> None:
         """Refuse tiles that the instructions cannot cover."""
         rules = {
-            "threads": (self.threads % WARP == 0 and self.threads > 0, "must be whole warps", "use a multiple of 32"),
+            "threads": (
+                self.threads in (64, 128, 256, 512),
+                "8 rows of 8 chunks are copied at once, and warps halve tiles",
+                "use 64 to 512",
+            ),
             "tile_m": (
                 self.tile_m > 0 and self.tile_m % (self.threads // WARP * 16) == 0,
                 "every warp takes m16 blocks of queries",
@@ -83,4 +87,6 @@ def check_ampere_forward(config: AmpereForwardConfig, head_dim: int, head_dim_v:
     need = ampere_forward_shared_memory(config, head_dim, head_dim_v)
     limit = int(arch.smem_per_block)
     if need.size > limit:
-        raise UnsupportedError("config", config, f"{need.arithmetic}, but {arch.name} has {limit} per block", "use smaller tiles or fewer stages")
+        raise UnsupportedError(
+            "config", config, f"{need.arithmetic}, but {arch.name} has {limit} per block", "use smaller tiles or fewer stages"
+        )

@@ -1,40 +1,63 @@
-"""Which configuration a request gets on an architecture: pure functions and tables, each row with where it comes from."""
+"""Which configuration a kernel gets: tables by what limits it, each row with its reason. Pure functions, no cutlass, no torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fa4.arch import Arch
 from fa4.config import AmpereForwardConfig, check_ampere_forward, padded_head_dim
-from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
 
-# (largest padded head dim, configurations, the preferred first). Tile shapes are those that FlashAttention-2 (arXiv 2307.08691,
-# section 3.3) tunes among, {64, 128} x {64, 128}, and smaller ones where shared memory is small; not yet measured on a GPU.
-_AMPERE_FORWARD = (
-    (64, (AmpereForwardConfig(128, 64, 1, 128), AmpereForwardConfig(64, 64, 1, 128))),
-    (128, (AmpereForwardConfig(128, 64, 1, 256), AmpereForwardConfig(64, 64, 1, 128))),
-    (256, (AmpereForwardConfig(128, 32, 1, 256), AmpereForwardConfig(64, 32, 1, 128))),
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration for padded head dims up to ``width`` (the larger of D and Dv), and why."""
+
+    width: int
+    config: AmpereForwardConfig
+    reason: str
+
+
+# No figure here was measured on a GPU. Registers are those of the compiler (tests/kernels/ampere/resources.json), shared memory is
+# ampere_forward_shared_memory, and blocks per SM follow from both: 64 K registers, 164 KB (sm_80) or 100 KB (sm_86, 89, 120) per SM,
+# of which a block takes 1 KB more than it asks for.
+#
+# 32 rows per warp (tile_m 128, 128 threads) read K and V from shared memory half as often as 16 rows, but O and S then take
+# (Dv + tile_n) registers per thread instead of half of that.
+_SM_80 = (
+    Row(64, AmpereForwardConfig(128, 64, 2, 128), "48 KB, 2 blocks per SM; one barrier per tile"),
+    Row(96, AmpereForwardConfig(128, 64, 2, 128), "72 KB, 2 blocks per SM; one barrier per tile"),
+    Row(128, AmpereForwardConfig(128, 48, 2, 128), "80 KB, 2 blocks per SM; tile_n 64 spills 8 to 24 bytes with some masks"),
+    Row(192, AmpereForwardConfig(128, 64, 2, 256), "144 KB, 1 block of 8 warps per SM; 32 rows per warp need more than 255 registers"),
+    Row(256, AmpereForwardConfig(128, 64, 1, 256), "128 KB, 1 block of 8 warps per SM; 2 stages would need 192 KB"),
+)
+
+# Everything that has 99 KB per block, and the parts with more whose own kernels do not serve a request: one table that fits all.
+_OTHERS = (
+    Row(64, AmpereForwardConfig(128, 64, 2, 128), "48 KB, 2 blocks per SM"),
+    Row(128, AmpereForwardConfig(64, 64, 1, 128), "48 KB, 2 blocks per SM; 32 rows per warp spill on sm_100a and sm_120a"),
+    Row(192, AmpereForwardConfig(128, 64, 1, 256), "96 KB, 1 block of 8 warps per SM"),
+    Row(256, AmpereForwardConfig(128, 32, 1, 256), "96 KB, 1 block of 8 warps per SM; 64 x 64 with 4 warps spills on sm_100a"),
 )
 
 
-def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig:
-    """The configuration of the kernel that ``dispatch`` names for a request.
+def ampere_forward_config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig:
+    """Configuration of the Ampere forward kernel; neither masks nor softcap change it.
 
     Raises:
-        UnsupportedError: none fits the shared memory of ``arch``.
+        UnsupportedError: no row fits the shared memory of ``arch``; the message shows the arithmetic.
     """
-    widest = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v))
-    for limit, candidates in _AMPERE_FORWARD:
-        for candidate in candidates:
-            if widest <= limit and _fits(candidate, problem, arch):
-                return candidate
-    raise UnsupportedError(
-        "head_dim", problem.head_dim, f"no configuration fits the shared memory of {arch.name}", "use a smaller head dim"
-    )
+    width = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v))
+    table = _SM_80 if arch.name == "sm_80" else _OTHERS
+    row = next((row for row in table if width <= row.width), table[-1])
+    check_ampere_forward(row.config, problem.head_dim, problem.head_dim_v, arch)
+    return row.config
 
 
-def _fits(candidate: AmpereForwardConfig, problem: AttentionProblem, arch: Arch) -> bool:
-    try:
-        check_ampere_forward(candidate, problem.head_dim, problem.head_dim_v, arch)
-    except UnsupportedError:
-        return False
-    return True
+def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig:
+    """Configuration of the kernel that ``dispatch.kernel`` names for a request.
+
+    Raises:
+        UnsupportedError: none fits ``arch``.
+    """
+    return ampere_forward_config(problem, arch)

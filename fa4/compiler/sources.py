@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from fa4.errors import CompileError
+
+_IMPORT = re.compile(r"\bimport\b")
 
 
 def source_files(modules: tuple[str, ...]) -> dict[str, Path]:
@@ -80,8 +83,8 @@ def _top_level(name: str) -> Path | None:
 def _imports(path: Path, module: str) -> Iterator[str]:
     """Names that a file may import as modules: of `from a import b` both a and a.b."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError as error:
+        tree = _parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
         raise CompileError(f"{path} cannot be parsed: {error}") from error
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     waiting: list[ast.AST] = [tree]
@@ -100,3 +103,39 @@ def _imports(path: Path, module: str) -> Iterator[str]:
             waiting.extend(node.orelse)
         elif not isinstance(node, ast.expr):  # an import is a statement, and statements are not inside expressions
             waiting.extend(ast.iter_child_nodes(node))
+
+
+def _parse(source: str) -> ast.Module:
+    """A syntax tree with every import of ``source``; of its import statements alone where those can be told by their lines.
+
+    Parsing whole files took two thirds of the time to a key.
+    """
+    statements = _import_lines(source)
+    if statements is not None:
+        try:
+            return ast.parse(statements)
+        except SyntaxError:  # prose that looks like an import
+            pass
+    return ast.parse(source)
+
+
+def _import_lines(source: str) -> str | None:
+    """The import statements, one a line; None where a line has the word in another place, goes on in the next, or a condition decides."""
+    if "TYPE_CHECKING" in source or "\\\n" in source:
+        return None
+    found = []
+    lines = iter(source.splitlines())
+    for line in lines:
+        statement = line.strip()
+        if not _IMPORT.search(statement) or statement.startswith("#"):
+            continue
+        if not statement.startswith(("import ", "from ")):
+            return None
+        statement = statement.partition("#")[0]
+        while statement.count("(") > statement.count(")"):
+            following = next(lines, None)
+            if following is None:
+                return None
+            statement = f"{statement} {following.partition('#')[0].strip()}"
+        found.append(statement)
+    return "\n".join(found)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import math
@@ -197,8 +198,42 @@ def test_sources_of_a_kernel_include_the_compiler_that_shapes_its_artifact():
     assert "fa4.cli" not in ampere
 
 
+def imported(tree):
+    return [ast.dump(node) for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
+def test_the_quick_scan_finds_what_a_whole_parse_finds(request):
+    quick = 0
+    for path in [*(request.config.rootpath / "fa4").rglob("*.py"), *(request.config.rootpath / "tests").rglob("*.py")]:
+        source = path.read_text()
+        quick += sources._import_lines(source) is not None
+        assert set(imported(ast.parse(source))) <= set(imported(sources._parse(source))), path
+    assert quick > 50
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 1; import a",
+        "if x: import a",
+        "import a; import b",
+        "from a import (  # why (\n    b,  # c)\n    c,\n)",
+        "from a \\\n    import b",
+        "from a import b, \\\n    c",
+        "def f():\n    # import a\n    import b  # import c",
+        'def f():\n    """\n    from here import there, and\n    """\n    import b',
+        "try:\n    import a\nexcept ImportError:\n    import b as a",
+        "x = 'import a'",
+        "x = '#'; import a",
+        "",
+    ],
+)
+def test_the_quick_scan_is_not_fooled(source):
+    assert set(imported(ast.parse(source))) <= set(imported(sources._parse(source)))
+
+
 def test_unreadable_sources_are_a_clear_error(tmp_path, monkeypatch):
-    package(tmp_path, monkeypatch, broken="def f(:\n")
+    package(tmp_path, monkeypatch, broken="def f(:\n    x = 1; import y\n")
     with pytest.raises(fa4.CompileError, match=r"broken\.py cannot be parsed"):
         sources.source_digest(("scanned.broken",))
     with pytest.raises(fa4.CompileError, match=r"module scanned\.missing has no source file"):

@@ -93,7 +93,9 @@ class Band:
         return KeyTiles(begin, full_begin, full_end, end)
 
     @cute.jit
-    def hide(self, acc_S: cute.Tensor, tile: cutlass.Constexpr[tuple[int, int]], tiled_mma: cute.TiledMma, first_row: Int32, first_key: Int32) -> None:
+    def hide(
+        self, acc_S: cute.Tensor, tile: cutlass.Constexpr[tuple[int, int]], tiled_mma: cute.TiledMma, first_row: Int32, first_key: Int32
+    ) -> None:
         """Set the scores of keys that a row does not see to -inf.
 
         A thread's columns are compile-time constants from its first one, so that per row the bounds become two numbers to compare

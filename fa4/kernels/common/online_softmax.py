@@ -59,8 +59,7 @@ def update(
             shrink = cute.math.exp2(row_max[r] - _subtrahend(new_max[r], masked), fastmath=True)
             row_max[r] = new_max[r]
             row_sum[r] = row_sum[r] * shrink
-            for c in cutlass.range_constexpr(cute.size(O, mode=[1])):
-                O[r, c] = O[r, c] * shrink
+            O[r, None].store(O[r, None].load() * shrink)
     for r in cutlass.range_constexpr(rows):
         subtrahend = _subtrahend(row_max[r], masked)
         total = row_sum[r]
@@ -89,8 +88,7 @@ def finish(acc_O: cute.Tensor, row_max: cute.Tensor, row_sum: cute.Tensor) -> No
     O = by_row(acc_O)
     for r in cutlass.range_constexpr(cute.size(row_max)):
         total = quad_sum(row_sum[r])
-        empty = Boolean(total == 0.0)
-        inverse = cute.arch.rcp_approx(total)
-        for c in cutlass.range_constexpr(cute.size(O, mode=[1])):
-            O[r, c] = Float32(0.0) if empty else O[r, c] * inverse
+        O[r, None].store(O[r, None].load() * cute.arch.rcp_approx(total))
+        if total == 0.0:
+            O[r, None].fill(0.0)
         row_max[r] = (row_max[r] + cute.math.log2(total, fastmath=True)) * math.log(2.0)

@@ -30,5 +30,7 @@ def opaque64(address: Int64) -> Int64:
 def thread_index(*, loc: Any = None, ip: Any = None) -> Int32:
     """The thread's index in x, read where it is asked for: what follows from it is computed again at every trip."""
     # cute.arch.inline_ptx cannot name a special register.
-    read = llvm.inline_asm(T.i32(), [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip)
+    read = llvm.inline_asm(
+        T.i32(), [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True, asm_dialect=llvm.AsmDialect.AD_ATT, loc=loc, ip=ip
+    )
     return Int32(read)

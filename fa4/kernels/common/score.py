@@ -9,6 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
+from fa4.kernels.common.fragments import by_row
+
 LOG2_E = math.log2(math.e)
 SMALLEST_SCALE = 2.0**-126
 """Stands in for 0: products times it vanish beside 1, while -inf, a hidden key, stays -inf (0 * -inf would be NaN)."""
@@ -30,7 +32,7 @@ class ScoreScalars(NamedTuple):
 def score_scalars(softmax_scale: Float32, softcap: Float32 | None) -> ScoreScalars:
     """Host side: the numbers that the kernel is given."""
     if const_expr(softcap is not None):
-        return ScoreScalars(softcap * (2.0 * LOG2_E), None, softmax_scale / softcap * (2.0 * LOG2_E))
+        return ScoreScalars(Float32(softcap) * (2.0 * LOG2_E), None, softmax_scale / softcap * (2.0 * LOG2_E))
     negative = softmax_scale < 0.0
     scale_log2 = max((-softmax_scale if negative else softmax_scale) * LOG2_E, Float32(SMALLEST_SCALE))
     return ScoreScalars(scale_log2, Int32(-0x7FFF8000) if negative else Int32(0), None)
@@ -43,5 +45,7 @@ def cap(acc_S: cute.Tensor, gain: Float32) -> None:
     tanh(x) / 2 = 1 / 2 - 1 / (1 + exp(2 x)) needs one exp2 and one reciprocal, and has an absolute error of about 2**-24 where
     tanh.approx has 2**-11 relative: as wrong as a score rounded to 16 bits. Where exp2 overflows, the reciprocal is 0.
     """
-    for i in cutlass.range_constexpr(cute.size(acc_S)):
-        acc_S[i] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(acc_S[i] * gain, fastmath=True))
+    S = by_row(acc_S)
+    for r in cutlass.range_constexpr(cute.size(S, mode=[0])):
+        for c in cutlass.range_constexpr(cute.size(S, mode=[1])):
+            S[r, c] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(S[r, c] * gain, fastmath=True))

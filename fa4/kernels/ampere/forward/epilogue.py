@@ -8,13 +8,14 @@ from cutlass import Boolean, Int32, const_expr
 
 from fa4.kernels.ampere.forward.layouts import CHUNK, copy_threads
 from fa4.kernels.common.fragments import by_row
+from fa4.kernels.common.opaque import thread_index
 
 
 @cute.jit
 def store_lse(mLSE: cute.Tensor, lse: cute.Tensor, tiled_mma: cute.TiledMma, tile_m: cutlass.Constexpr[int], first_row: Int32) -> None:
     """Write the rows of ``mLSE`` (Sq); of the four lanes that share a row the first one writes."""
     coords = cute.make_identity_tensor((tile_m, 8))
-    thread_row, thread_column = tiled_mma.get_slice(cute.arch.thread_idx()[0]).partition_C(coords)[0]
+    thread_row, thread_column = tiled_mma.get_slice(thread_index()).partition_C(coords)[0]
     steps = by_row(tiled_mma.get_slice(0).partition_C(coords))
     if thread_column == 0:
         for r in cutlass.range_constexpr(cute.size(lse)):
@@ -31,7 +32,7 @@ def store_output(
 
     ``sO`` lies over Q, K and V: all warps must be done with them, hence a barrier before as well as after.
     """
-    tidx = cute.arch.thread_idx()[0]
+    tidx = thread_index()
     rows, columns, head_dim = cute.size(sO, mode=[0]), cute.size(sO, mode=[1]), mO.shape[1]
     rO = cute.make_rmem_tensor_like(acc_O, mO.element_type)
     rO.store(acc_O.load().to(mO.element_type))

@@ -130,7 +130,7 @@ class AmpereForward:
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
         right = window_right
         if const_expr(self.problem.causal):
-            right = Int32(0) if const_expr(window_right is None) else min(window_right, 0)
+            right = Int32(0) if const_expr(window_right is None) else cutlass.min(window_right, 0)
         tiles = cute.ceil_div(seqlen_q, self.config.tile_m)
         blocks = tiles * heads_q * batch
         if blocks > 0:

@@ -43,15 +43,28 @@ def block_bytes(rows: int, head_dim: int) -> int:
     return ELEMENT_BYTES * rows * swizzle_columns(padded_head_dim(head_dim))
 
 
+def step(rows: int, head_dim: int, row: int, column_step: int) -> tuple[int, int]:
+    """(exclusive or, then sum) that leads from an address in the first 16x16 block to the same place of another one.
+
+    That is ``row`` rows, a multiple of 8, down and ``column_step`` steps of 16 columns to the right.
+    """
+    width = swizzle_columns(padded_head_dim(head_dim))
+    block, inside = divmod(column_step, width // 16)
+    return inside * 16 * ELEMENT_BYTES, block * block_bytes(rows, head_dim) + row * width * ELEMENT_BYTES
+
+
 def address(tile: cute.Tensor, row: Int32, column: Int32) -> Int32:
     """Shared-memory address of an element of a tile."""
     return tile.iterator.toint() + ELEMENT_BYTES * tile.layout((row, column))
 
 
 def copy_threads(rows: int, head_dim: int, threads: int) -> tuple[int, int]:
-    """Threads (down rows, along chunks) that copy a tile together; the others idle where a tile has too few rows."""
+    """Threads (down rows, along chunks) that copy a tile together, one column block wide; the others idle.
+
+    ``down`` divides the rows and is a multiple of 8, so that a thread's chunks lie a constant distance apart in spite of the swizzle.
+    """
     along = swizzle_columns(padded_head_dim(head_dim)) // CHUNK
-    return min(threads // along, rows), along
+    return max(down for down in range(8, threads // along + 1, 8) if rows % down == 0), along
 
 
 def tiled_mma(dtype: Any, threads: int) -> cute.TiledMma:

@@ -50,9 +50,7 @@ class TileLoad:
         row, column = place(tidx, along)
         stride = Int64(mX.stride[0]) * ELEMENT_BYTES
         source = mX.iterator.toint() + Int64(row) * stride + Int64(column * ELEMENT_BYTES)
-        return TileLoad(
-            source, address(sX, row, column), stride * down, stride * rows, mX.element_type, rows, head_dim, threads
-        )
+        return TileLoad(source, address(sX, row, column), stride * down, stride * rows, mX.element_type, rows, head_dim, threads)
 
     def at(self, tile: Int32) -> Int64:
         """Where this thread's part of a tile starts."""
@@ -99,7 +97,8 @@ class TileLoad:
     def flip_signs(self, flip: Int32) -> None:
         """Exclusive-or what this thread copied to the first slot (it must have landed) with ``flip``, two elements at a time.
 
-        A negative scale becomes a positive one with -Q, so that the largest score is always the one with the largest product.
+        A negative scale becomes a positive one with -Q, so that the largest score is always the one with the largest product. Of Q every
+        thread has chunks: a tile has at least half as many rows as the block has threads.
         """
         down, along = copy_threads(self.rows, self.head_dim, self.threads)
         row_bytes = along * CHUNK * ELEMENT_BYTES

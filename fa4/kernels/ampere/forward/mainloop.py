@@ -39,9 +39,8 @@ from fa4.kernels.common.score import ScoreScalars, cap
 
 
 class Cursor(NamedTuple):
-    """What changes from tile to tile: the tile, its slot, and where the next K and V to load lie in global memory."""
+    """What changes from tile to tile: its slot, and where the next K and V to load lie in global memory."""
 
-    key_tile: Int32
     slot: Int32
     next_K: Int64
     next_V: Int64
@@ -88,19 +87,19 @@ class Mainloop:
                 load_Q.flip_signs(self.scalars.flip_q)
 
         ahead_of_K = max(self.config.stages - 1, 1)
-        cursor = Cursor(last, Int32(0), self.load_K.at(last - ahead_of_K), self.load_V.at(last - ahead_of_V))
-        for _ in cutlass.range(tiles.end - tiles.full_end, unroll=1):
-            cursor = self._visit(cursor, tiles.begin, first_row, True)
-        for _ in cutlass.range(tiles.full_end - tiles.full_begin, unroll=1):
-            cursor = self._visit(cursor, tiles.begin, first_row, False)
+        cursor = Cursor(Int32(0), self.load_K.at(last - ahead_of_K), self.load_V.at(last - ahead_of_V))
+        for key_tile in cutlass.range(last, tiles.full_end - 1, -1, unroll=1):
+            cursor = self._visit(key_tile, cursor, tiles.begin, first_row, True)
+        for key_tile in cutlass.range(tiles.full_end - 1, tiles.full_begin - 1, -1, unroll=1):
+            cursor = self._visit(key_tile, cursor, tiles.begin, first_row, False)
         if const_expr(self.band.left_limit is not None):
-            for _ in cutlass.range(tiles.full_begin - tiles.begin, unroll=1):
-                cursor = self._visit(cursor, tiles.begin, first_row, True)
+            for key_tile in cutlass.range(tiles.full_begin - 1, tiles.begin - 1, -1, unroll=1):
+                cursor = self._visit(key_tile, cursor, tiles.begin, first_row, True)
 
     @cute.jit
-    def _visit(self, cursor: Cursor, begin: Int32, first_row: Int32, masked: cutlass.Constexpr[bool]) -> Cursor:
+    def _visit(self, key_tile: Int32, cursor: Cursor, begin: Int32, first_row: Int32, masked: cutlass.Constexpr[bool]) -> Cursor:
         """One tile, in the order that the module describes; returns the cursor of the next one."""
-        key_tile, slot = cursor.key_tile, cursor.slot
+        slot = cursor.slot
         rows_left = self.band.seqlen_k - key_tile * self.config.tile_n
         acc_S = cute.make_rmem_tensor(self.tiled_mma.get_slice(0).partition_shape_C((self.config.tile_m, self.config.tile_n)), Float32)
         acc_S.fill(0.0)
@@ -131,7 +130,7 @@ class Mainloop:
             self.band.hide(acc_S, (self.config.tile_m, self.config.tile_n), self.tiled_mma, first_row, key_tile * self.config.tile_n)
         online_softmax.update(acc_S, self.acc_O, self.row_max, self.row_sum, self.scalars.scale_log2, masked)
         values(self.acc_O, self.tiled_mma, acc_S, self.V, at_V)
-        return Cursor(key_tile - 1, slot, opaque64(cursor.next_K - self.load_K.tile), opaque64(cursor.next_V - self.load_V.tile))
+        return Cursor(slot, opaque64(cursor.next_K - self.load_K.tile), opaque64(cursor.next_V - self.load_V.tile))
 
     def _slot(self, load: TileLoad, at: Int32, slot: Int32) -> Int32:
         """The address ``at`` of the first slot, moved to another slot."""

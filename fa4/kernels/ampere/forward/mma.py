@@ -10,8 +10,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warp
 
-from fa4.config import ELEMENT_BYTES, WARP, AmpereForwardConfig, padded_head_dim, swizzle_columns
-from fa4.kernels.ampere.forward.layouts import address, block_bytes, matrices_of_a, matrices_of_b, matrices_of_b_transposed
+from fa4.config import WARP, AmpereForwardConfig, padded_head_dim
+from fa4.kernels.ampere.forward.layouts import address, matrices_of_a, matrices_of_b, matrices_of_b_transposed, step
 from fa4.kernels.common.fragments import as_operand_a, by_n16
 
 
@@ -33,10 +33,8 @@ class Operand:
     @cute.jit
     def load(self, fragment: cute.Tensor, at: Int32, row: cutlass.Constexpr[int], column_step: cutlass.Constexpr[int]) -> None:
         """Fill eight registers' halves from the 16x16 block at ``row`` and the given step of columns; ``at`` is ``self.at`` of a slot."""
-        width = swizzle_columns(padded_head_dim(self.head_dim))
-        block, step = divmod(column_step, width // 16)
-        place = at if cutlass.const_expr(step == 0) else at ^ (step * 16 * ELEMENT_BYTES)
-        offset = block * block_bytes(self.rows, self.head_dim) + row * width * ELEMENT_BYTES
+        flip, offset = step(self.rows, self.head_dim, row, column_step)
+        place = at if cutlass.const_expr(flip == 0) else at ^ flip
         source = cute.make_ptr(self.dtype, place + offset, cute.AddressSpace.smem, assumed_align=16)
         atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(transpose=self.transpose, num_matrices=4), self.dtype)
         eight = cute.make_layout(8)
@@ -61,7 +59,13 @@ def operands(sQ: cute.Tensor, sK: cute.Tensor, sV: cute.Tensor, head_dims: tuple
 
 @cute.jit
 def scores(
-    acc_S: cute.Tensor, tiled_mma: cute.TiledMma, Q: Operand, at_Q: Int32, K: Operand, at_K: Int32, config: cutlass.Constexpr[AmpereForwardConfig]
+    acc_S: cute.Tensor,
+    tiled_mma: cute.TiledMma,
+    Q: Operand,
+    at_Q: Int32,
+    K: Operand,
+    at_K: Int32,
+    config: cutlass.Constexpr[AmpereForwardConfig],
 ) -> None:
     """acc_S += Q K^T: per k16 step the rows of Q once, then 16 keys at a time."""
     acc = by_n16(acc_S)
