@@ -75,6 +75,14 @@ def integer_cases() -> list[Case]:
 
         return lambda a, b, c: c + sum(byte(a, i, signs[0]) * byte(b, i, signs[1]) for i in range(4))
 
+    def dot2(high: bool):
+        def signed(value: int, bits: int) -> int:
+            return value - 2**bits if value >= 2 ** (bits - 1) else value
+
+        return lambda a, b, c: c + sum(signed(a >> 16 * i & 0xFFFF, 16) * signed(b >> 8 * i + 16 * high & 255, 8) for i in range(2))
+
+    cases.append(Case("dp2a.lo.s32.s32 {d}, {a}, {b}, {c};", "u32", ("u32",) * 3, dot2(False)))
+    cases.append(Case("dp2a.hi.s32.s32 {d}, {a}, {b}, {c};", "u32", ("u32",) * 3, dot2(True)))
     for x in ("u32", "s32"):
         for y in ("u32", "s32"):
             cases.append(Case(f"dp4a.{x}.{y} {{d}}, {{a}}, {{b}}, {{c}};", "u32", ("u32", "u32", "u32"), dot((x == "s32", y == "s32"))))
@@ -475,4 +483,76 @@ def predicate_cases() -> list[Case]:
     return cases
 
 
-CASES = integer_cases() + bit_cases() + float_cases() + half_cases() + convert_cases() + predicate_cases()
+def fp8_value(code: int, exponent_bits: int) -> float:
+    """e4m3 (4 bits of exponent) or e5m2 (5): sign, exponent, mantissa."""
+    mantissa_bits = 7 - exponent_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+    value = math.ldexp(mantissa + (2**mantissa_bits if exponent else 0), max(exponent, 1) - bias - mantissa_bits)
+    return -value if code & 128 else value
+
+
+def fp8_code(x: float, exponent_bits: int) -> int:
+    """The nearest finite code, ties to even; beyond the largest the largest."""
+    largest = 0x7E if exponent_bits == 4 else 0x7B
+    magnitude = abs(x)
+    code = min(range(largest + 1), key=lambda c: (abs(fp8_value(c, exponent_bits) - magnitude), c & 1))
+    return code | (128 if math.copysign(1, x) < 0 else 0)
+
+
+def packed_cases() -> list[Case]:
+    """Two values in a register: float32 pairs of sm_100, 8-bit floats of sm_89, factors of 16 bits with a float32 sum."""
+    some = (0.0, 1.0, -1 / 3, 1e10, 2.0**-130, -2.5, 3e38)
+    pairs = ("b64", tuple(bits32(x) | bits32(y) << 32 for x, y in zip(some, some[2:] + some[:2], strict=True)))
+    cases = []
+
+    def values(register: int) -> tuple[float, float]:
+        return tuple(np.array([register], np.uint64).view(np.float32).astype(float).tolist())
+
+    for name, operation in (("add", ADD), ("sub", SUB), ("mul", MUL), ("fma", FMA)):
+        for mode in MODES:
+            apply = rounded(operation, "f32", mode)
+
+            def both(*registers: int, f=apply) -> int:
+                low, high = (f(*x) for x in zip(*map(values, registers), strict=True))
+                return bits32(low) | bits32(high) << 32
+
+            count = 3 if name == "fma" else 2
+            names = ", ".join(f"{{{c}}}" for c in "abc"[:count])
+            cases.append(Case(f"{name}.{mode}.f32x2 {{d}}, {names};", "b64", (pairs,) * count, both))
+    numbers = ("f32", (0.0, -0.0, 1.0, 0.3, -17.6, 448.0, 449.0, -1e6, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 2.0**-17, 57344.0, 1e-3))
+    for type_, bits in (("e4m3", 4), ("e5m2", 5)):
+        cases += [
+            Case(
+                f"cvt.rn.satfinite.{type_}x2.f32 {{d}}, {{a}}, {{b}};",
+                "b16",
+                (numbers, numbers),
+                lambda a, b, n=bits: fp8_code(b, n) | fp8_code(a, n) << 8,
+            ),
+            Case(
+                f"cvt.rn.f16x2.{type_}x2 {{d}}, {{a}};",
+                "b32",
+                (("b16", (0x0000, 0x8001, 0x3C38, 0x7B7B, 0x0704)),),
+                lambda a, n=bits: f16_bits(fp8_value(a & 255, n)) | f16_bits(fp8_value(a >> 8, n)) << 16,
+            ),
+        ]
+    halves = ("b16", BF16[:8])
+    cases += [
+        Case(
+            "fma.rn.f32.bf16 {d}, {a}, {b}, {c};",
+            "f32",
+            (halves, halves, ("f32", some)),
+            lambda a, b, c: rounded(FMA, "f32")(bf16_value(a), bf16_value(b), c),
+        ),
+        Case(
+            "ex2.approx.f16x2 {d}, {a};",
+            "b32",
+            (("b32", (0x3C000000, 0xC0004400)),),
+            lambda a: {0x3C000000: 0x40003C00, 0xC0004400: 0x34004C00}[a],
+        ),
+        Case("tanh.approx.bf16 {d}, {a};", "b16", (("b16", (0, 0x4180, 0xC180)),), lambda a: {0: 0, 0x4180: 0x3F80, 0xC180: 0xBF80}[a]),
+    ]
+    return cases
+
+
+CASES = packed_cases() + integer_cases() + bit_cases() + float_cases() + half_cases() + convert_cases() + predicate_cases()

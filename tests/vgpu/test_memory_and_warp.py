@@ -308,6 +308,23 @@ def test_generic_addresses_and_isspacep():
     assert out[:4].tolist() == [1, 0, 1, 0]
 
 
+def test_one_lane_is_elected_and_fences_do_no_harm():
+    body = """
+    ldu.global.u32 %r1, [%d11];
+    elect.sync %r2|%p1, -1;
+    membar.gl;
+    fence.acq_rel.gpu;
+    nanosleep.u32 20;
+    barrier.sync.aligned 0;
+    bar.warp.sync -1;
+    prefetch.global.L2 [%d11];
+    @%p1 st.global.u32 [%d12], %r1;
+    """
+    source, out, _ = run(body, threads=64, arrays=(words(), None, None))
+    assert np.flatnonzero(out).tolist() == [0, 32]
+    assert out[0] == source[0]
+
+
 def test_module_variables():
     text = kernel("ld.const.u32 %r1, [table+4];\nld.global.u32 %r2, [counter];\nadd.u32 %r2, %r2, %r1;\nst.global.u32 [%d12], %r2;")
     text = text.replace(".visible", ".const .align 4 .u32 table[3] = {5, 6, 7};\n.global .u32 counter = 100;\n.visible")
