@@ -154,9 +154,17 @@ def architectures() -> str:
     return architectures_page()
 
 
+def virtual_gpu_instructions() -> str:
+    """Return the page of instructions that the virtual GPU executes."""
+    from fa4.vgpu.isa.table import instruction_page
+
+    return instruction_page()
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "support.md": support_table,
     "architectures.md": architectures,
+    "virtual-gpu-instructions.md": virtual_gpu_instructions,
     "images/memory-traffic.svg": lambda: svg(memory_traffic),
     "images/error-by-variant.svg": lambda: svg(error_by_variant),
 }

@@ -55,7 +55,9 @@ def execute(gang: Gang, op: Op, result: tuple[Any, ...]) -> None:
             _fault(gang, first, f"{count} threads at barrier {index}: must be a multiple of 32, up to the CTA's {32 * cta.warp_count}")
         barrier = cta.barriers.setdefault(index, Barrier())
         if barrier.arrivals and barrier.expected != count:
-            _fault(gang, first, f"barrier {index} is used with {count} threads, but warps {barrier.arrivals} used it with {barrier.expected}")
+            _fault(
+                gang, first, f"barrier {index} is used with {count} threads, but warps {barrier.arrivals} used it with {barrier.expected}"
+            )
         barrier.expected = count
         barrier.arrived += 32
         barrier.arrivals.append(warp.index)
@@ -72,7 +74,9 @@ def execute(gang: Gang, op: Op, result: tuple[Any, ...]) -> None:
         if observer is not None:
             observer.event(cta.index, warp.index, f"bar.{kind}", {"barrier": index, "threads": count})
         if barrier.expected is not None and barrier.arrived > barrier.expected:
-            _fault(gang, first, f"barrier {index} expects {barrier.expected} threads, and {barrier.arrived} arrived: warps {barrier.arrivals}")
+            _fault(
+                gang, first, f"barrier {index} expects {barrier.expected} threads, and {barrier.arrived} arrived: warps {barrier.arrivals}"
+            )
         release(cta, index)
 
 

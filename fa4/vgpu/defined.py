@@ -57,7 +57,11 @@ def watch(kernel: Kernel) -> Watch:
 
 def is_copy(op: Op) -> bool:
     """A mov from one register to another of the same width."""
-    return op.name == "mov" and all(isinstance(o, Register) for o in op.operands) and len({o.bits for o in op.read()} | {op.written()[0].bits}) == 1
+    return (
+        op.name == "mov"
+        and all(isinstance(o, Register) for o in op.operands)
+        and len({o.bits for o in op.read()} | {op.written()[0].bits}) == 1
+    )
 
 
 def _ops(block: Block) -> tuple[Op, ...]:

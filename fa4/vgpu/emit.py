@@ -36,10 +36,34 @@ NUMPY_TYPES: dict[str, type[np.generic]] = {
 # Types whose registers are only carried as bits; their arithmetic unpacks them.
 _AS_BITS = {"bf16": "u16", "f16x2": "u32", "bf16x2": "u32", "tf32": "u32", "u16x2": "u32", "s16x2": "u32", "e4m3x2": "u16", "e5m2x2": "u16"}
 
-_UFUNCS = (
-    "add subtract multiply negative absolute bitwise_and bitwise_or bitwise_xor bitwise_not left_shift right_shift minimum maximum "
-    "equal not_equal less less_equal greater greater_equal copyto where logical_and logical_or logical_not logical_xor copysign"
-).split()
+_UFUNCS = [
+    "add",
+    "subtract",
+    "multiply",
+    "negative",
+    "absolute",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "bitwise_not",
+    "left_shift",
+    "right_shift",
+    "minimum",
+    "maximum",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "greater",
+    "greater_equal",
+    "copyto",
+    "where",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "logical_xor",
+    "copysign",
+]
 _NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
 _VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "p", "D", "S")
 
@@ -58,7 +82,7 @@ def bits_of(type_: str) -> int:
     return 1 if name == "p" else int(name[1:])
 
 
-def immediate_bits(text: str, type_: str) -> np.generic:
+def immediate_bits(text: str, type_: str) -> Any:
     """The value of a literal as an operand of ``type_`` (PTX ISA 4.5)."""
     name = view_name(type_)
     dtype = np.dtype(NUMPY_TYPES["pred" if name == "p" else name])
@@ -69,20 +93,20 @@ def immediate_bits(text: str, type_: str) -> np.generic:
         if dtype.kind != "f":  # raw bits in an untyped register
             if sign < 0:
                 bits = bits ^ np.array(1 << int(width) - 1, f"uint{width}")
-            return np.asarray(bits.astype(f"u{dtype.itemsize}").view(dtype))[()]  # type: ignore[no-any-return]
-        return np.asarray((sign * bits.view(f"float{width}")).astype(dtype))[()]  # type: ignore[no-any-return]
-    if not digits[:2].lower() == "0x" and any(c in digits for c in ".eE"):
+            return np.asarray(bits.astype(f"u{dtype.itemsize}").view(dtype))[()]
+        return np.asarray((sign * bits.view(f"float{width}")).astype(dtype))[()]
+    if digits[:2].lower() != "0x" and any(c in digits for c in ".eE"):
         value = np.array(sign * float(digits), dtype if dtype.kind == "f" else f"f{dtype.itemsize}")
-        return np.asarray(value.view(dtype))[()]  # type: ignore[no-any-return]
+        return np.asarray(value.view(dtype))[()]
     invert = text.startswith("~")
     number = integer(digits.lstrip("~")) * sign
     number = ~number if invert else number
     if dtype.kind == "b":
         return np.bool_(number != 0)
     if dtype.kind == "f":
-        return np.asarray(np.array(number, dtype))[()]  # type: ignore[no-any-return]
+        return np.asarray(np.array(number, dtype))[()]
     masked = number & (1 << 8 * dtype.itemsize) - 1
-    return np.asarray(np.array(masked, f"u{dtype.itemsize}").view(dtype))[()]  # type: ignore[no-any-return]
+    return np.asarray(np.array(masked, f"u{dtype.itemsize}").view(dtype))[()]
 
 
 class EmitError(Exception):
@@ -168,7 +192,7 @@ class Emitter:
             if o.bits == bits_of(type_):
                 return f"{name}[{o.index}]"
             if o.bits > bits_of(type_) > 1:  # the low part
-                return f"u{o.bits}[{o.index}].astype(np.{np.dtype(NUMPY_TYPES['u' + name[1:]]).name}).view(np.{np.dtype(NUMPY_TYPES[name]).name})"
+                return f"u{o.bits}[{o.index}].astype(np.uint{name[1:]}).view(np.{NUMPY_TYPES[name].__name__})"
         elif isinstance(o, Inverse) and o.register.bits == 1 == bits_of(type_):
             return f"logical_not(p[{o.register.index}])"
         elif isinstance(o, Immediate):
@@ -282,10 +306,8 @@ class Emitter:
             value = f"p[{register.index}]"
             value = f"logical_not({value})" if negated else value
             self.mask = self.temporary(f"logical_and({value}, {self.base_mask})" if self.base_mask else value)
-            if not negated and self.base_mask is None:
-                # The instruction may overwrite its own guard.
-                if any(r == register for r in op.written()):
-                    self.line(f"{self.mask} = {self.mask}.copy()")
+            if not negated and self.base_mask is None and register in op.written():  # it overwrites its own guard
+                self.line(f"{self.mask} = {self.mask}.copy()")
 
     def finish(self, name: str) -> Compiled:
         """Compile what was written."""

@@ -199,8 +199,9 @@ class Gpu:
             program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0])
         launch = self._launch(program.code[key], _dim3("grid", grid), _dim3("block", block), dynamic_shared_bytes, params)
         start = time.perf_counter()
-        loaded = [self.memory.register(Buffer(v.offset, np.frombuffer(bytearray(v.data), np.uint8), v.name, True)) or v
-                  for v in entry.variables if v.space == "global"]  # fmt: skip
+        loaded = [v for v in entry.variables if v.space == "global"]
+        for variable in loaded:
+            self.memory.register(Buffer(variable.offset, np.frombuffer(bytearray(variable.data), np.uint8), variable.name, True))
         try:
             with np.errstate(all="ignore"):
                 steps = self._run(launch)
@@ -390,7 +391,7 @@ def _move(launch: Launch, cta: Cta, warp: Warp, index: int, moves: dict[int, Arr
         for number in list(cta.barriers):
             barrier.release(cta, number)
         return
-    warp.full = len(at) == 1 and (len(moves) == 1 and warp.full or bool(next(iter(at.values())).all()))
+    warp.full = len(at) == 1 and ((len(moves) == 1 and warp.full) or bool(next(iter(at.values())).all()))
 
 
 # Errors

@@ -200,7 +200,9 @@ class GlobalMemory:
         hint = "no buffer is registered"
         if near is not None:
             hint = f"the nearest buffer is {near.name!r}, {near.address:#x} to {near.end:#x}, offset {first - near.address:+d}"
-        return FaultError(OutOfBoundsError, f"{size} bytes at global address {first:#x} are outside every buffer; {hint}", _lanes(bad, mask))
+        return FaultError(
+            OutOfBoundsError, f"{size} bytes at global address {first:#x} are outside every buffer; {hint}", _lanes(bad, mask)
+        )
 
     def pieces(self, address: Array, size: int, mask: Array | None) -> list[tuple[Buffer, Array | None]]:
         """The buffers that the addresses lie in, each with the lanes that use it (None: all)."""
@@ -283,4 +285,4 @@ class LocalMemory:
             raise FaultError(
                 OutOfBoundsError, f"{size} bytes at local address {first:#x}; a thread has {self.size} bytes", _lanes(bad, mask)
             )
-        return address + threads.astype(np.uint64) * np.uint64(self.size)
+        return np.asarray(address + threads.astype(np.uint64) * np.uint64(self.size))

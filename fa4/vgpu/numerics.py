@@ -22,7 +22,7 @@ _TIE_29 = np.uint64(1 << 28)
 
 
 def odd_sum(p: Array, c: Array) -> Array:
-    """p + c of float64, rounded to odd."""
+    """P + c of float64, rounded to odd."""
     s = p + c
     back = s - p
     error = (p - (s - back)) + (c - back)
@@ -56,7 +56,7 @@ def saturate(x: Array) -> Array:
 
 
 def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
-    """a * b + c of float32 with one rounding."""
+    """A * b + c of float32 with one rounding."""
     wide = a.astype(np.float64) * b  # exact: 48 bits
     s = wide + c
     if mode == "rn":
@@ -68,7 +68,7 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
 
 
 def add32(a: Array, b: Array, mode: str) -> Array:
-    """a + b of float32, rounded once in any direction."""
+    """A + b of float32, rounded once in any direction."""
     return _zero_sum(narrow(odd_sum(a.astype(np.float64), b.astype(np.float64)), mode), a, b, mode)
 
 
@@ -80,12 +80,12 @@ def _zero_sum(result: Array, a: Array, b: Array, mode: str) -> Array:
 
 
 def multiply32(a: Array, b: Array, mode: str) -> Array:
-    """a * b of float32: exact in float64, rounded once."""
+    """A * b of float32: exact in float64, rounded once."""
     return narrow(a.astype(np.float64) * b, mode)
 
 
 def divide32(a: Array, b: Array, mode: str) -> Array:
-    """a / b of float32 in any direction: the nearest one, corrected by the sign of its remainder, which float64 holds exactly."""
+    """A / b of float32 in any direction: the nearest one, corrected by the sign of its remainder, which float64 holds exactly."""
     q = a / b
     if mode == "rn":
         return q
@@ -103,7 +103,7 @@ def sqrt32(a: Array, mode: str) -> Array:
 
 
 def _correct(q: Array, rest: Array, mode: str) -> Array:
-    """q moved by one unit where the exact value lies on the other side of it; ``rest`` has the sign of exact - q."""
+    """Q moved by one unit where the exact value lies on the other side of it; ``rest`` has the sign of exact - q."""
     exact = np.where(np.isfinite(rest), rest, 0.0)
     down = exact < 0
     up = exact > 0
@@ -146,17 +146,17 @@ def _round64(exact: Fraction, mode: str) -> float:
         value = math.inf if exact > 0 else -math.inf
     if mode == "rn":
         return value
-    above = math.isinf(value) and value > 0 or not math.isinf(value) and Fraction(value) > exact
-    below = math.isinf(value) and value < 0 or not math.isinf(value) and Fraction(value) < exact
-    if above and (mode == "rm" or mode == "rz" and exact > 0):
+    above = (math.isinf(value) and value > 0) or (not math.isinf(value) and Fraction(value) > exact)
+    below = (math.isinf(value) and value < 0) or (not math.isinf(value) and Fraction(value) < exact)
+    if above and (mode == "rm" or (mode == "rz" and exact > 0)):
         return math.nextafter(value, -math.inf)
-    if below and (mode == "rp" or mode == "rz" and exact < 0):
+    if below and (mode == "rp" or (mode == "rz" and exact < 0)):
         return math.nextafter(value, math.inf)
     return value
 
 
 def minmax(a: Array, b: Array, nan: bool = False, largest: bool = False) -> Array:
-    """min or max: one NaN is ignored unless ``nan``, and -0 is less than +0 (PTX ISA 9.7.3.11)."""
+    """Min or max: one NaN is ignored unless ``nan``, and -0 is less than +0 (PTX ISA 9.7.3.11)."""
     r = (np.maximum if largest else np.minimum)(a, b) if nan else (np.fmax if largest else np.fmin)(a, b)
     if not r.all():
         zeros = (a == 0) & (b == 0)
@@ -170,19 +170,17 @@ def minmax(a: Array, b: Array, nan: bool = False, largest: bool = False) -> Arra
 
 def from_bf16(bits: Array) -> Array:
     """bfloat16 bits to float32."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.asarray((bits.astype(np.uint32) << np.uint32(16)).view(np.float32))
 
 
 def to_bf16(x: Array, mode: str = "rn") -> Array:
     """float32 to bfloat16 bits, rn or rz; NaN becomes 0x7FFF."""
     bits = np.ascontiguousarray(x).view(np.uint32)
-    if mode == "rn":
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    else:
-        rounded = bits >> np.uint32(16)
+    half = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) if mode == "rn" else np.uint32(0)
+    rounded = (bits + half) >> np.uint32(16)
     if np.isnan(x).any():
         rounded = np.where(np.isnan(x), np.uint32(0x7FFF), rounded)
-    return rounded.astype(np.uint16)
+    return np.asarray(rounded.astype(np.uint16))
 
 
 def odd32(x: Array) -> Array:
@@ -221,7 +219,7 @@ def _mix(bits: Array, seed: int) -> Array:
     x = bits.astype(np.uint64) + np.uint64((seed * 0x9E3779B97F4A7C15) & (2**64 - 1))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x ^ (x >> np.uint64(31))
+    return np.asarray(x ^ (x >> np.uint64(31)))
 
 
 def deviate(exact: Array, bits: Array, seed: int, relative: float, absolute: float = 0.0) -> Array:

@@ -165,7 +165,8 @@ class _Parser:
         space = self.next()
         if space.text not in _SPACES:
             raise self.error(f"unknown directive {space.text!r}", space)
-        align, vector, type_, pointer = None, 1, "", []
+        align, vector, type_ = None, 1, ""
+        pointer: list[str] = []
         while self.peek().kind == "directive":
             text = self.next().text
             if text == ".align" and not pointer:

@@ -109,7 +109,7 @@ class Op:
 
     def results(self) -> tuple[Operand, ...]:
         """The operands it writes."""
-        if self.name in _NO_RESULT or self.name in ENDS and "red" not in self.mods:
+        if self.name in _NO_RESULT or (self.name in ENDS and "red" not in self.mods):
             return ()
         if self.name == "cp" or not self.operands or isinstance(self.operands[0], Address):
             return ()
@@ -292,7 +292,7 @@ class _Lowering:
 
     def kernel(self) -> Kernel:
         places = {"global": 0, "const": 0}
-        used = {w for w in _words(self.function.body)}
+        used = _words(self.function.body)
         for d in self.module.variables:
             if d.space == ".shared":
                 if d.name in used:
@@ -314,7 +314,7 @@ class _Lowering:
         self.scope(self.function.body)
         limits = dict(self.function.limits)
         required = limits.get(".reqntid")
-        block = (tuple(required) + (1, 1))[:3] if required else None
+        x, y, z = (*(required or ()), 1, 1, 1)[:3]
         maximum = 1
         for n in limits.get(".maxntid", ()):
             maximum *= n
@@ -322,7 +322,7 @@ class _Lowering:
         return Kernel(
             name=self.function.name,
             parameters=tuple(parameters),
-            block=block,  # type: ignore[arg-type]
+            block=(x, y, z) if required else None,
             max_threads=maximum if ".maxntid" in limits else None,
             blocks=blocks,
             registers=self.rows,

@@ -220,4 +220,4 @@ class Gang:
 def _inside(address: Array, space: str) -> Array:
     """A generic address as one of its space."""
     inside = address - np.uint64(WINDOWS[space])
-    return inside if space == "global" else inside.astype(np.uint32)
+    return np.asarray(inside if space == "global" else inside.astype(np.uint32))

@@ -30,6 +30,9 @@ class Options:
         return {"softmax_scale": self.softmax_scale, "causal": self.causal, "window_size": self.window_size, "softcap": self.softcap}
 
 
+PLAIN = Options()
+
+
 def divisor(d: int) -> list[bytes]:
     """FastDivmodDivisor {divisor, multiplier, shifts}, then the divisor alone."""
     log = max(d - 1, 0).bit_length()
@@ -95,18 +98,24 @@ def problem_of(q: torch.Tensor, v: torch.Tensor, options: Options) -> AttentionP
 
 def compiled(problem: AttentionProblem, config, line_info: bool = False):
     """(program, kernel name, dynamic shared memory), from the compile cache."""
+    ptx, name, shared = source(problem, config, line_info)
+    if ptx not in _programs:
+        _programs[ptx] = Program.parse(ptx)
+    return _programs[ptx], name, shared
+
+
+def source(problem: AttentionProblem, config, line_info: bool = False):
+    """(PTX, kernel name, dynamic shared memory), from the compile cache."""
     artifact = lookup.get(problem, config, "sm_80", line_info)
-    if artifact.ptx not in _programs:
-        _programs[artifact.ptx] = Program.parse(artifact.ptx)
     (kernel,) = artifact.kernels
-    return _programs[artifact.ptx], kernel.name, kernel.launch.dynamic_shared
+    return artifact.ptx, kernel.name, kernel.launch.dynamic_shared
 
 
-def attention(gpu: Gpu, q, k, v, options: Options = Options(), config=None, line_info: bool = False):
-    """(out, lse) of contiguous CPU tensors in the layout (B, S, H, D)."""
+def attention(gpu: Gpu, q, k, v, options: Options = PLAIN, config=None, kernel=None):
+    """(out, lse) of contiguous CPU tensors in the layout (B, S, H, D); ``kernel`` is what ``compiled`` gives, or a changed form of it."""
     problem = problem_of(q, v, options)
     config = config or tuning.config(problem, get_arch("sm_80"))
-    program, name, shared = compiled(problem, config, line_info)
+    program, name, shared = kernel or compiled(problem, config)
     batch, seqlen_q, heads_q, head_dim = q.shape
     seqlen_k, heads_kv = k.shape[1:3]
     scale = head_dim**-0.5 if options.softmax_scale is None else options.softmax_scale

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- kernels and rows of tables in one line
 """The table of instruction cases, by family."""
 
 from __future__ import annotations
@@ -74,6 +75,14 @@ def integer_cases() -> list[Case]:
 
         return lambda a, b, c: c + sum(byte(a, i, signs[0]) * byte(b, i, signs[1]) for i in range(4))
 
+    def dot2(high: bool):
+        def signed(value: int, bits: int) -> int:
+            return value - 2**bits if value >= 2 ** (bits - 1) else value
+
+        return lambda a, b, c: c + sum(signed(a >> 16 * i & 0xFFFF, 16) * signed(b >> 8 * i + 16 * high & 255, 8) for i in range(2))
+
+    cases.append(Case("dp2a.lo.s32.s32 {d}, {a}, {b}, {c};", "u32", ("u32",) * 3, dot2(False)))
+    cases.append(Case("dp2a.hi.s32.s32 {d}, {a}, {b}, {c};", "u32", ("u32",) * 3, dot2(True)))
     for x in ("u32", "s32"):
         for y in ("u32", "s32"):
             cases.append(Case(f"dp4a.{x}.{y} {{d}}, {{a}}, {{b}}, {{c}};", "u32", ("u32", "u32", "u32"), dot((x == "s32", y == "s32"))))
@@ -124,9 +133,24 @@ def bit_cases() -> list[Case]:
             return y & ~mask | x << p & mask
 
         cases += [
-            Case(f"bfe.u{n} {{d}}, {{a}}, {{b}}, {{c}};", f"u{n}", (f"u{n}", position, length), lambda x, p, k, n=n, f=field: f(x, p, k, n, False)),
-            Case(f"bfe.s{n} {{d}}, {{a}}, {{b}}, {{c}};", f"s{n}", (f"s{n}", position, length), lambda x, p, k, n=n, f=field: f(x, p, k, n, True)),
-            Case(f"bfi.b{n} {{d}}, {{a}}, {{b}}, {{c}}, {{e}};".replace("{e}", "9"), b, (b, b, position), lambda x, y, p, n=n, f=inserted: f(x, y, p, 9, n)),
+            Case(
+                f"bfe.u{n} {{d}}, {{a}}, {{b}}, {{c}};",
+                f"u{n}",
+                (f"u{n}", position, length),
+                lambda x, p, k, n=n, f=field: f(x, p, k, n, False),
+            ),
+            Case(
+                f"bfe.s{n} {{d}}, {{a}}, {{b}}, {{c}};",
+                f"s{n}",
+                (f"s{n}", position, length),
+                lambda x, p, k, n=n, f=field: f(x, p, k, n, True),
+            ),
+            Case(
+                f"bfi.b{n} {{d}}, {{a}}, {{b}}, {{c}}, {{e}};".replace("{e}", "9"),
+                b,
+                (b, b, position),
+                lambda x, y, p, n=n, f=inserted: f(x, y, p, 9, n),
+            ),
         ]
 
     def funnel(low: int, high: int, k: int, left: bool, limit: bool) -> int:
@@ -137,7 +161,12 @@ def bit_cases() -> list[Case]:
     for way in "lr":
         for mode in ("wrap", "clamp"):
             cases.append(
-                Case(f"shf.{way}.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};", "b32", ("b32", "b32", amounts), lambda x, y, k, w=way, m=mode: funnel(x, y, k, w == "l", m == "clamp"))
+                Case(
+                    f"shf.{way}.{mode}.b32 {{d}}, {{a}}, {{b}}, {{c}};",
+                    "b32",
+                    ("b32", "b32", amounts),
+                    lambda x, y, k, w=way, m=mode: funnel(x, y, k, w == "l", m == "clamp"),
+                )
             )
 
     def permute(x: int, y: int, selector: int) -> int:
@@ -153,8 +182,16 @@ def bit_cases() -> list[Case]:
         return sum((lut >> (4 * (x >> i & 1) + 2 * (y >> i & 1) + (z >> i & 1)) & 1) << i for i in range(32))
 
     cases.append(Case("prmt.b32 {d}, {a}, {b}, {c};", "b32", ("b32", "b32", "b32"), permute))
-    modes = {"f4e": lambda s: [s, s + 1, s + 2, s + 3], "b4e": lambda s: [s, (s + 7) % 8, (s + 6) % 8, (s + 5) % 8], "rc8": lambda s: [s] * 4}
-    modes |= {"ecl": lambda s: [max(i, s) for i in range(4)], "ecr": lambda s: [min(i, s) for i in range(4)], "rc16": lambda s: [2 * (s & 1), 2 * (s & 1) + 1] * 2}
+    modes = {
+        "f4e": lambda s: [s, s + 1, s + 2, s + 3],
+        "b4e": lambda s: [s, (s + 7) % 8, (s + 6) % 8, (s + 5) % 8],
+        "rc8": lambda s: [s] * 4,
+    }
+    modes |= {
+        "ecl": lambda s: [max(i, s) for i in range(4)],
+        "ecr": lambda s: [min(i, s) for i in range(4)],
+        "rc16": lambda s: [2 * (s & 1), 2 * (s & 1) + 1] * 2,
+    }
     for mode, pick in modes.items():
 
         def chosen(x: int, y: int, s: int, pick=pick) -> int:
@@ -163,7 +200,9 @@ def bit_cases() -> list[Case]:
 
         cases.append(Case(f"prmt.b32.{mode} {{d}}, {{a}}, {{b}}, {{c}};", "b32", ("b32", "b32", ("b32", (0, 1, 2, 3, 7))), chosen))
     for lut in (0x00, 0xFF, 0x96, 0xE8, 0xCA, 0x3C, 0x01):
-        cases.append(Case(f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {lut};", "b32", ("b32", "b32", "b32"), lambda x, y, z, lut=lut: table(x, y, z, lut)))
+        cases.append(
+            Case(f"lop3.b32 {{d}}, {{a}}, {{b}}, {{c}}, {lut};", "b32", ("b32", "b32", "b32"), lambda x, y, z, lut=lut: table(x, y, z, lut))
+        )
     return cases
 
 
@@ -193,7 +232,11 @@ def float_cases() -> list[Case]:
                 Case(f"div.{mode}.{t} {{d}}, {{a}}, {{b}};", t, (t, t), rounded(DIV, t, mode)),
             ]
             fma = rounded(FMA, t, mode)
-            cases.append(Case(f"fma.{mode}.{t} {{d}}, {{a}}, {{b}}, {{c}};", t, (t, t, (t, (0.0, 1.0, -1 / 3, 2.0**-149, 3e38, math.inf, -1.5))), fma))
+            cases.append(
+                Case(
+                    f"fma.{mode}.{t} {{d}}, {{a}}, {{b}}, {{c}};", t, (t, t, (t, (0.0, 1.0, -1 / 3, 2.0**-149, 3e38, math.inf, -1.5))), fma
+                )
+            )
         cases += [
             Case(f"abs.{t} {{d}}, {{a}};", t, (t,), abs),
             Case(f"neg.{t} {{d}}, {{a}};", t, (t,), lambda a: -a),
@@ -302,7 +345,12 @@ def half_cases() -> list[Case]:
 
             cases.append(Case(f"{name}.{t} {{d}}, {{a}}, {{b}};", "b16", (one, one), extreme))
             cases.append(
-                Case(f"{name}.{t}x2 {{d}}, {{a}}, {{b}};", "b32", (pair, pair), lambda x, y, f=extreme: f(x & 0xFFFF, y & 0xFFFF) | f(x >> 16, y >> 16) << 16)
+                Case(
+                    f"{name}.{t}x2 {{d}}, {{a}}, {{b}};",
+                    "b32",
+                    (pair, pair),
+                    lambda x, y, f=extreme: f(x & 0xFFFF, y & 0xFFFF) | f(x >> 16, y >> 16) << 16,
+                )
             )
         cases.append(Case(f"neg.{t}x2 {{d}}, {{a}};", "b32", (pair,), lambda x: x ^ 0x80008000))
         cases.append(Case(f"abs.{t} {{d}}, {{a}};", "b16", (one,), lambda x: x & 0x7FFF))
@@ -335,7 +383,12 @@ def convert_cases() -> list[Case]:
                 cases.append(Case(f"cvt.{name}.{to}.{of} {{d}}, {{a}};", to, (of,), lambda a, t=to, f=f: to_int(a, t, f)))
         for name, f in integral.items():
             cases.append(
-                Case(f"cvt.{name}.{of}.{of} {{d}}, {{a}};", of, (of,), lambda a, f=f: math.copysign(float(f(a)), a) if math.isfinite(a) and abs(a) < 2**60 else a)
+                Case(
+                    f"cvt.{name}.{of}.{of} {{d}}, {{a}};",
+                    of,
+                    (of,),
+                    lambda a, f=f: math.copysign(float(f(a)), a) if math.isfinite(a) and abs(a) < 2**60 else a,
+                )
             )
 
     def narrowed(a: float, t: str, mode: str) -> float:
@@ -349,7 +402,12 @@ def convert_cases() -> list[Case]:
         for t in ("f16", "bf16"):
             write = HALF_BITS[t][1]
             cases.append(
-                Case(f"cvt.{mode}.{t}x2.f32 {{d}}, {{a}}, {{b}};", "b32", ("f32", "f32"), lambda a, b, t=t, w=write, m=mode: w(narrowed(b, t, m)) | w(narrowed(a, t, m)) << 16)
+                Case(
+                    f"cvt.{mode}.{t}x2.f32 {{d}}, {{a}}, {{b}};",
+                    "b32",
+                    ("f32", "f32"),
+                    lambda a, b, t=t, w=write, m=mode: w(narrowed(b, t, m)) | w(narrowed(a, t, m)) << 16,
+                )
             )
     cases += [
         Case("cvt.f32.f16 {d}, {a};", "f32", ("f16",), lambda a: a),
@@ -357,15 +415,32 @@ def convert_cases() -> list[Case]:
         Case("cvt.f64.f32 {d}, {a};", "f64", ("f32",), lambda a: a),
         Case("cvt.sat.f32.f32 {d}, {a};", "f32", ("f32",), saturated),
         Case("cvt.ftz.f32.f32 {d}, {a};", "f32", ("f32",), flushed),
-        Case("cvt.rna.tf32.f32 {d}, {a};", "b32", (("f32", (0.0, 1.0, -1 / 3, 1e10, 1 + 2.0**-11, 1 + 2.0**-12)),), lambda a: (bits32(a) + 0x1000) & 0xFFFFE000),
-        Case("cvt.rn.relu.bf16x2.f32 {d}, {a}, {b};", "b32", (("f32", (1.0, -2.0, -0.0)), ("f32", (-1.0, 5.0))), lambda a, b: bf16_bits(max(b, 0.0)) | bf16_bits(max(a, 0.0) + 0.0) << 16),
+        Case(
+            "cvt.rna.tf32.f32 {d}, {a};",
+            "b32",
+            (("f32", (0.0, 1.0, -1 / 3, 1e10, 1 + 2.0**-11, 1 + 2.0**-12)),),
+            lambda a: (bits32(a) + 0x1000) & 0xFFFFE000,
+        ),
+        Case(
+            "cvt.rn.relu.bf16x2.f32 {d}, {a}, {b};",
+            "b32",
+            (("f32", (1.0, -2.0, -0.0)), ("f32", (-1.0, 5.0))),
+            lambda a, b: bf16_bits(max(b, 0.0)) | bf16_bits(max(a, 0.0) + 0.0) << 16,
+        ),
     ]
     return cases
 
 
 def predicate_cases() -> list[Case]:
     cases = []
-    compare = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b}
+    compare = {
+        "eq": lambda a, b: a == b,
+        "ne": lambda a, b: a != b,
+        "lt": lambda a, b: a < b,
+        "le": lambda a, b: a <= b,
+        "gt": lambda a, b: a > b,
+        "ge": lambda a, b: a >= b,
+    }
     for t in INTS:
         for name, f in compare.items():
             cases.append(Case(f"setp.{name}.{t} {{d}}, {{a}}, {{b}};", "pred", (t, t), f))
@@ -387,11 +462,20 @@ def predicate_cases() -> list[Case]:
     cases += [
         Case("set.lt.u32.s32 {d}, {a}, {b};", "u32", ("s32", "s32"), lambda a, b: -(a < b)),
         Case("set.ge.f32.s32 {d}, {a}, {b};", "f32", ("s32", "s32"), lambda a, b: float(a >= b)),
-        Case("setp.ne.s32 %p1, {c}, 0;\nselp.b32 {d}, {a}, {b}, %p1;", "b32", ("b32", "b32", ("s32", (0, 1))), lambda a, b, c: a if c else b),
+        Case(
+            "setp.ne.s32 %p1, {c}, 0;\nselp.b32 {d}, {a}, {b}, %p1;", "b32", ("b32", "b32", ("s32", (0, 1))), lambda a, b, c: a if c else b
+        ),
         Case("slct.u32.s32 {d}, {a}, {b}, {c};", "u32", ("u32", "u32", "s32"), lambda a, b, c: a if c >= 0 else b),
-        Case("slct.f32.f32 {d}, {a}, {b}, {c};", "f32", (("f32", (1.0, 2.0)), ("f32", (3.0, 4.0)), "f32"), lambda a, b, c: a if c >= 0 else b),
+        Case(
+            "slct.f32.f32 {d}, {a}, {b}, {c};", "f32", (("f32", (1.0, 2.0)), ("f32", (3.0, 4.0)), "f32"), lambda a, b, c: a if c >= 0 else b
+        ),
         Case("setp.lt.s32 %p1, {a}, {b};\nmov.b32 {d}, 5;\n@%p1 mov.b32 {d}, 7;", "b32", ("s32", "s32"), lambda a, b: 7 if a < b else 5),
-        Case("setp.lt.s32 %p1, {a}, {b};\nmov.b32 {d}, 5;\n@!%p1 add.s32 {d}, {a}, {b};", "b32", ("s32", "s32"), lambda a, b: 5 if a < b else a + b),
+        Case(
+            "setp.lt.s32 %p1, {a}, {b};\nmov.b32 {d}, 5;\n@!%p1 add.s32 {d}, {a}, {b};",
+            "b32",
+            ("s32", "s32"),
+            lambda a, b: 5 if a < b else a + b,
+        ),
         Case("mov.b32 {{%h1, %h2}}, {a};\nmov.b32 {d}, {{%h2, %h1}};", "b32", ("b32",), lambda a: a >> 16 | (a & 0xFFFF) << 16),
         Case("mov.b64 {d}, {{{a}, {b}}};", "b64", ("b32", "b32"), lambda a, b: a | b << 32),
         Case("mov.b64 {{%r11, {d}}}, {a};", "b32", ("b64",), lambda a: a >> 32),
@@ -399,4 +483,76 @@ def predicate_cases() -> list[Case]:
     return cases
 
 
-CASES = integer_cases() + bit_cases() + float_cases() + half_cases() + convert_cases() + predicate_cases()
+def fp8_value(code: int, exponent_bits: int) -> float:
+    """e4m3 (4 bits of exponent) or e5m2 (5): sign, exponent, mantissa."""
+    mantissa_bits = 7 - exponent_bits
+    bias = 2 ** (exponent_bits - 1) - 1
+    exponent, mantissa = code >> mantissa_bits & (2**exponent_bits - 1), code & (2**mantissa_bits - 1)
+    value = math.ldexp(mantissa + (2**mantissa_bits if exponent else 0), max(exponent, 1) - bias - mantissa_bits)
+    return -value if code & 128 else value
+
+
+def fp8_code(x: float, exponent_bits: int) -> int:
+    """The nearest finite code, ties to even; beyond the largest the largest."""
+    largest = 0x7E if exponent_bits == 4 else 0x7B
+    magnitude = abs(x)
+    code = min(range(largest + 1), key=lambda c: (abs(fp8_value(c, exponent_bits) - magnitude), c & 1))
+    return code | (128 if math.copysign(1, x) < 0 else 0)
+
+
+def packed_cases() -> list[Case]:
+    """Two values in a register: float32 pairs of sm_100, 8-bit floats of sm_89, factors of 16 bits with a float32 sum."""
+    some = (0.0, 1.0, -1 / 3, 1e10, 2.0**-130, -2.5, 3e38)
+    pairs = ("b64", tuple(bits32(x) | bits32(y) << 32 for x, y in zip(some, some[2:] + some[:2], strict=True)))
+    cases = []
+
+    def values(register: int) -> tuple[float, float]:
+        return tuple(np.array([register], np.uint64).view(np.float32).astype(float).tolist())
+
+    for name, operation in (("add", ADD), ("sub", SUB), ("mul", MUL), ("fma", FMA)):
+        for mode in MODES:
+            apply = rounded(operation, "f32", mode)
+
+            def both(*registers: int, f=apply) -> int:
+                low, high = (f(*x) for x in zip(*map(values, registers), strict=True))
+                return bits32(low) | bits32(high) << 32
+
+            count = 3 if name == "fma" else 2
+            names = ", ".join(f"{{{c}}}" for c in "abc"[:count])
+            cases.append(Case(f"{name}.{mode}.f32x2 {{d}}, {names};", "b64", (pairs,) * count, both))
+    numbers = ("f32", (0.0, -0.0, 1.0, 0.3, -17.6, 448.0, 449.0, -1e6, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 2.0**-17, 57344.0, 1e-3))
+    for type_, bits in (("e4m3", 4), ("e5m2", 5)):
+        cases += [
+            Case(
+                f"cvt.rn.satfinite.{type_}x2.f32 {{d}}, {{a}}, {{b}};",
+                "b16",
+                (numbers, numbers),
+                lambda a, b, n=bits: fp8_code(b, n) | fp8_code(a, n) << 8,
+            ),
+            Case(
+                f"cvt.rn.f16x2.{type_}x2 {{d}}, {{a}};",
+                "b32",
+                (("b16", (0x0000, 0x8001, 0x3C38, 0x7B7B, 0x0704)),),
+                lambda a, n=bits: f16_bits(fp8_value(a & 255, n)) | f16_bits(fp8_value(a >> 8, n)) << 16,
+            ),
+        ]
+    halves = ("b16", BF16[:8])
+    cases += [
+        Case(
+            "fma.rn.f32.bf16 {d}, {a}, {b}, {c};",
+            "f32",
+            (halves, halves, ("f32", some)),
+            lambda a, b, c: rounded(FMA, "f32")(bf16_value(a), bf16_value(b), c),
+        ),
+        Case(
+            "ex2.approx.f16x2 {d}, {a};",
+            "b32",
+            (("b32", (0x3C000000, 0xC0004400)),),
+            lambda a: {0x3C000000: 0x40003C00, 0xC0004400: 0x34004C00}[a],
+        ),
+        Case("tanh.approx.bf16 {d}, {a};", "b16", (("b16", (0, 0x4180, 0xC180)),), lambda a: {0: 0, 0x4180: 0x3F80, 0xC180: 0xBF80}[a]),
+    ]
+    return cases
+
+
+CASES = packed_cases() + integer_cases() + bit_cases() + float_cases() + half_cases() + convert_cases() + predicate_cases()

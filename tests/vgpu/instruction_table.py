@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- kernels and rows of tables in one line
 """Single instructions: what to execute, on which operands, and what must come out, stated with Python's exact numbers.
 
 A case is a kernel in which every thread loads its operands, executes the snippet and stores the result. Nothing here knows about the
@@ -42,18 +43,51 @@ class Case:
     tolerance: tuple[float, float] = (0.0, 0.0)
 
     def __str__(self) -> str:
-        return self.code.split(";")[0].replace("{", "").replace("}", "") + f" {'/'.join(t if isinstance(t, str) else t[0] for t in self.operands)}"
+        return (
+            self.code.split(";")[0].replace("{", "").replace("}", "")
+            + f" {'/'.join(t if isinstance(t, str) else t[0] for t in self.operands)}"
+        )
 
 
 def edge_values(type_: str) -> list[Any]:
     if type_[0] in "usb" and type_ != "bf16" and not type_.startswith("bf"):
         bits = int(type_[1:])
-        values = [0, 1, 2, 3, 7, 15, 31, 32, 33, 100, 2 ** (bits - 1) - 1, 2 ** (bits - 1), 2**bits - 1, 2**bits - 2, 0x5A5A5A5A5A5A5A5A, 0xFEDCBA9876543210]
+        values = [
+            0,
+            1,
+            2,
+            3,
+            7,
+            15,
+            31,
+            32,
+            33,
+            100,
+            2 ** (bits - 1) - 1,
+            2 ** (bits - 1),
+            2**bits - 1,
+            2**bits - 2,
+            0x5A5A5A5A5A5A5A5A,
+            0xFEDCBA9876543210,
+        ]
         values = [v % 2**bits for v in values]
         return [v - 2**bits if type_[0] == "s" and v >= 2 ** (bits - 1) else v for v in values]
     floats = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -2.5, 3.0, 1 / 3, 1e-3, 12345.678, math.inf, -math.inf, math.nan]
     if type_ == "f32":
-        floats += [2.0**-126, 2.0**-149, -(2.0**-130), 3.4028234e38, -3.4028234e38, 1 + 2.0**-23, 2.0**31, -(2.0**31), 4294967040.0, 2.0**63, 1e10, 2.0**-120]
+        floats += [
+            2.0**-126,
+            2.0**-149,
+            -(2.0**-130),
+            3.4028234e38,
+            -3.4028234e38,
+            1 + 2.0**-23,
+            2.0**31,
+            -(2.0**31),
+            4294967040.0,
+            2.0**63,
+            1e10,
+            2.0**-120,
+        ]
     if type_ == "f64":
         floats += [5e-324, 1.7e308, 2.0**31, 2.0**63, 2.0**64, 1 + 2.0**-52, 1e-310, 3.4028235677973366e38, 1.5 * 2.0**-149, 1 + 2.0**-24]
     if type_ == "f16":
@@ -74,7 +108,11 @@ def operand_arrays(case: Case, most: int = 640) -> list[np.ndarray]:
         with np.errstate(all="ignore"):
             array = np.array([row[i] for row in rows], dtype)
         size = np.dtype(dtype).itemsize
-        extra = rng.integers(0, 256, 64 * size, dtype=np.uint8).view(dtype) if isinstance(o, str) else np.array([o[1][j % len(o[1])] for j in range(64)], dtype)
+        extra = (
+            rng.integers(0, 256, 64 * size, dtype=np.uint8).view(dtype)
+            if isinstance(o, str)
+            else np.array([o[1][j % len(o[1])] for j in range(64)], dtype)
+        )
         arrays.append(np.concatenate([array, extra]))
     return arrays
 
@@ -95,14 +133,18 @@ def kernel_text(case: Case, target: str = "sm_80") -> str:
         size = np.dtype(DTYPES[name]).itemsize
         reg = f"{register(name)}{i}"
         fields["abcdef"[i]] = reg
-        lines.append(f"ld.param.u64 %d{20 + i}, [p{i + 1}];\nmad.wide.u32 %d{20 + i}, %r20, {size}, %d{20 + i};\nld.global.b{8 * size} {reg}, [%d{20 + i}];")
+        lines.append(
+            f"ld.param.u64 %d{20 + i}, [p{i + 1}];\nmad.wide.u32 %d{20 + i}, %r20, {size}, %d{20 + i};\nld.global.b{8 * size} {reg}, [%d{20 + i}];"
+        )
     out = f"{register(case.result)}10" if case.result != "pred" else "%p7"
     lines.append(case.code.format(d=out, **fields))
     result = "b8" if case.result == "pred" else f"b{8 * np.dtype(DTYPES[case.result]).itemsize}"
     if case.result == "pred":
         lines.append("selp.b16 %h10, 1, 0, %p7;")
         out = "%h10"
-    lines.append(f"ld.param.u64 %d30, [p{len(names) + 1}];\nmad.wide.u32 %d30, %r20, {int(result[1:]) // 8}, %d30;\nst.global.{result} [%d30], {out};")
+    lines.append(
+        f"ld.param.u64 %d30, [p{len(names) + 1}];\nmad.wide.u32 %d30, %r20, {int(result[1:]) // 8}, %d30;\nst.global.{result} [%d30], {out};"
+    )
     lines.append("DONE:\nret;\n}")
     return "\n".join(lines)
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- kernels and rows of tables in one line
 """Every check with a planted fault, and a twin without it that runs."""
 
 from __future__ import annotations
@@ -91,7 +92,12 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_planted_fault(fault):
-    run(fault.body.replace("@", fault.clean) if "@%" not in fault.body else _replaced(fault.body, fault.clean), threads=fault.threads, shared=1024, gpu=Gpu(schedule=fault.schedule))
+    run(
+        fault.body.replace("@", fault.clean) if "@%" not in fault.body else _replaced(fault.body, fault.clean),
+        threads=fault.threads,
+        shared=1024,
+        gpu=Gpu(schedule=fault.schedule),
+    )
     with pytest.raises(fault.error, match=fault.message) as caught:
         run(_replaced(fault.body, fault.faulty), threads=fault.threads, shared=1024, gpu=Gpu(schedule=fault.schedule))
     error = caught.value
@@ -127,7 +133,10 @@ def test_a_deadlock_is_a_table():
         run(body, threads=96)
     rows = str(caught.value).splitlines()
     line = {text: i for i, text in enumerate(kernel(body).splitlines(), 1)}
-    assert rows[1] == f"  CTA (0, 0, 0) warp 0: waits for barrier 1: 32 of 64 threads arrived, warps [0] at PTX line {line['bar.sync 1, 64;']}: bar.sync 1, 64;"
+    assert (
+        rows[1]
+        == f"  CTA (0, 0, 0) warp 0: waits for barrier 1: 32 of 64 threads arrived, warps [0] at PTX line {line['bar.sync 1, 64;']}: bar.sync 1, 64;"
+    )
     assert rows[2] == "  CTA (0, 0, 0) warp 1: exited" or "barrier 2" in rows[2]
     run(body.replace("bar.sync 2, 64", "bar.sync 1, 96").replace("bar.sync 1, 64", "bar.sync 1, 96"), threads=96)
 
@@ -187,7 +196,9 @@ def test_zero_fill_of_copies():
 
 
 def test_places_come_from_the_line_table():
-    text = kernel('.loc 1 41 3, function_name $str, inlined_at 1 97 5\nld.global.u32 %r1, [%d0+1];').replace(".visible", '.file 1 "fa4/kernels/some.py"\n.visible', 1)
+    text = kernel(".loc 1 41 3, function_name $str, inlined_at 1 97 5\nld.global.u32 %r1, [%d0+1];").replace(
+        ".visible", '.file 1 "fa4/kernels/some.py"\n.visible', 1
+    )
     gpu = Gpu()
     gpu.register_buffer(0x10000, 4096, "a")
     with pytest.raises(MisalignedError) as caught:

@@ -12,7 +12,15 @@ from fa4.vgpu.isa.matrix import SHAPES, group
 from fa4.vgpu.program import Program
 
 U32 = np.uint32
-TYPES = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "tf32": np.float32, "s8": np.int8, "u8": np.uint8, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+TYPES = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "tf32": np.float32,
+    "s8": np.int8,
+    "u8": np.uint8,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+}
 
 
 def random_matrix(rng, shape, type_):
@@ -160,7 +168,10 @@ def test_ldmatrix_and_stmatrix(count, transposed):
 
 def test_movmatrix():
     source = np.random.default_rng(3).integers(0, 2**32, 4096, dtype=U32)
-    _, out, _ = run("ld.global.u32 %r1, [%d11];\nmovmatrix.sync.aligned.m8n8.trans.b16 %r2, %r1;\nst.global.u32 [%d12], %r2;", arrays=(source, None, None))
+    _, out, _ = run(
+        "ld.global.u32 %r1, [%d11];\nmovmatrix.sync.aligned.m8n8.trans.b16 %r2, %r1;\nst.global.u32 [%d12], %r2;",
+        arrays=(source, None, None),
+    )
     assert np.array_equal(out[:32].view(np.uint16).reshape(8, 8), source[:32].view(np.uint16).reshape(8, 8).T)
 
 
@@ -176,7 +187,15 @@ def test_batches_keep_every_dependence():
     chain = [mma(30, 10, 12, 20), mma(40, 10, 13, 20), mma(50, 10, 14, 30), mma(20, 11, 12, 40), mma(10, 20, 12, 50), mma(60, 10, 12, 20)]
     begin = "\n".join(f"add.u32 %r{i}, %r0, {0x3F803F80 + 65539 * i};" for i in range(10, 30))
     end = store(10, 4, "%d1") + "\n" + store(50, 16, "%d2")
-    whole = begin + "\n" + "\n".join(chain) + "\n" + "mov.b32 %r54, 0;" + "".join(f"mov.b32 %r{i}, 0;" for i in (55, 56, 57, 58, 59, 64, 65)) + end
+    whole = (
+        begin
+        + "\n"
+        + "\n".join(chain)
+        + "\n"
+        + "mov.b32 %r54, 0;"
+        + "".join(f"mov.b32 %r{i}, 0;" for i in (55, 56, 57, 58, 59, 64, 65))
+        + end
+    )
     apart = whole
     for i, line in enumerate(chain):
         apart = apart.replace(line, line + f"\nbra.uni L{i};\nL{i}:\n")
@@ -191,7 +210,9 @@ def test_batches_keep_every_dependence():
 
 
 def test_parts_of_a_warp_cannot_multiply():
-    body = "setp.lt.u32 %p1, %r0, 5;\n@%p1 bra L;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [dynamic];\nL:\nst.global.u32 [%d12], %r0;"
+    body = (
+        "setp.lt.u32 %p1, %r0, 5;\n@%p1 bra L;\nldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [dynamic];\nL:\nst.global.u32 [%d12], %r0;"
+    )
     with pytest.raises(DivergenceError, match="all lanes of the warp must execute this together") as caught:
         run(body, shared=128)
     assert caught.value.place.lane == 5

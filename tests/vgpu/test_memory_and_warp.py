@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- kernels and rows of tables in one line
 """Loads, stores, atomics, and instructions across lanes: many small kernels with results stated in numpy."""
 
 from __future__ import annotations
@@ -29,11 +30,27 @@ def test_every_width_and_space(space, bits, vector):
     lines = [f"mul.lo.u32 %r1, %r0, {size};", "cvt.u64.u32 %d3, %r1;", "add.u64 %d4, %d0, %d3;", "add.u64 %d5, %d1, %d3;"]
     lines += [f"ld.global{suffix} {group}, [%d4];"]
     if space == "shared":
-        lines += ["mov.u32 %r2, dynamic;", "add.u32 %r2, %r2, %r1;", f"st.shared{suffix} [%r2], {group};", f"ld.shared{suffix} {group}, [%r2];"]
+        lines += [
+            "mov.u32 %r2, dynamic;",
+            "add.u32 %r2, %r2, %r1;",
+            f"st.shared{suffix} [%r2], {group};",
+            f"ld.shared{suffix} {group}, [%r2];",
+        ]
     elif space == "local":
-        lines += [".local .align 16 .b8 depot[32];", "mov.u32 %r2, depot;", f"st.local{suffix} [%r2+16], {group};", f"ld.local{suffix} {group}, [%r2+16];"]
+        lines += [
+            ".local .align 16 .b8 depot[32];",
+            "mov.u32 %r2, depot;",
+            f"st.local{suffix} [%r2+16], {group};",
+            f"ld.local{suffix} {group}, [%r2+16];",
+        ]
     elif space == "generic":
-        lines += ["mov.u64 %d6, dynamic;", "cvta.shared.u64 %d6, %d6;", "add.u64 %d6, %d6, %d3;", f"st{suffix} [%d6], {group};", f"ld{suffix} {group}, [%d6];"]
+        lines += [
+            "mov.u64 %d6, dynamic;",
+            "cvta.shared.u64 %d6, %d6;",
+            "add.u64 %d6, %d6, %d3;",
+            f"st{suffix} [%d6], {group};",
+            f"ld{suffix} {group}, [%d6];",
+        ]
     lines += [f"st.global{suffix} [%d5], {group};"]
     source, target, _ = run("\n".join(lines), shared=1024, threads=64, arrays=(words(), None, None))
     assert np.array_equal(target.view(np.uint8)[: 64 * size], source.view(np.uint8)[: 64 * size])
@@ -67,7 +84,7 @@ def test_guarded_and_divergent_accesses_touch_only_their_lanes():
     mad.wide.u32 %d5, %r0, 4, %d2;
     st.global.u32 [%d5], %r3;
     """
-    source, out, masks = run(body, arrays=(np.arange(1, 4097, dtype=U32), None, None))
+    _, out, masks = run(body, arrays=(np.arange(1, 4097, dtype=U32), None, None))
     expected = np.where(LANES < 10, LANES + 1, 7) + np.where(LANES % 2, 100, 0)
     assert np.array_equal(out[:32], expected)
     assert (masks[:32] == 0xFFFFFFFF).all(), "the lanes meet again"
@@ -135,7 +152,9 @@ def test_special_registers_of_a_grid():
 # Across lanes
 
 
-@pytest.mark.parametrize(("mode", "lane", "control"), list(itertools.product(("up", "down", "bfly", "idx"), (0, 1, 5, 16, 31), (0x1F, 0x0, 0x181F, 0x100F))))
+@pytest.mark.parametrize(
+    ("mode", "lane", "control"), list(itertools.product(("up", "down", "bfly", "idx"), (0, 1, 5, 16, 31), (0x1F, 0x0, 0x181F, 0x100F)))
+)
 def test_shuffles(mode, lane, control):
     body = f"ld.global.u32 %r1, [%d11];\nshfl.sync.{mode}.b32 %r2|%p1, %r1, {lane}, {control}, -1;\nst.global.u32 [%d12], %r2;\nselp.u32 %r3, 1, 0, %p1;\nmad.wide.u32 %d5, %r0, 4, %d2;\nst.global.u32 [%d5], %r3;"
     source, out, valid = run(body, arrays=(words(), None, None))
@@ -289,6 +308,23 @@ def test_generic_addresses_and_isspacep():
     assert out[:4].tolist() == [1, 0, 1, 0]
 
 
+def test_one_lane_is_elected_and_fences_do_no_harm():
+    body = """
+    ldu.global.u32 %r1, [%d11];
+    elect.sync %r2|%p1, -1;
+    membar.gl;
+    fence.acq_rel.gpu;
+    nanosleep.u32 20;
+    barrier.sync.aligned 0;
+    bar.warp.sync -1;
+    prefetch.global.L2 [%d11];
+    @%p1 st.global.u32 [%d12], %r1;
+    """
+    source, out, _ = run(body, threads=64, arrays=(words(), None, None))
+    assert np.flatnonzero(out).tolist() == [0, 32]
+    assert out[0] == source[0]
+
+
 def test_module_variables():
     text = kernel("ld.const.u32 %r1, [table+4];\nld.global.u32 %r2, [counter];\nadd.u32 %r2, %r2, %r1;\nst.global.u32 [%d12], %r2;")
     text = text.replace(".visible", ".const .align 4 .u32 table[3] = {5, 6, 7};\n.global .u32 counter = 100;\n.visible")
@@ -316,8 +352,8 @@ def test_launches_that_do_not_fit():
         arguments = {"program": program, "kernel": "k", "grid": (1,), "block": (32,), "params": params, **change}
         with pytest.raises(LaunchError, match=message):
             gpu.launch(**arguments)
+    gpu.register_buffer(100, 64, "x")
     with pytest.raises(LaunchError, match="overlaps 'x'"):
-        gpu.register_buffer(100, 64, "x")
         gpu.register_buffer(150, 64, "y")
     with pytest.raises(LaunchError, match="not contiguous"):
         gpu.register_buffer(10**6, np.zeros((4, 4))[:, 1], "z")

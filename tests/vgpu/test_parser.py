@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- kernels and rows of tables in one line
 from __future__ import annotations
 
 import dataclasses
@@ -31,7 +32,9 @@ from fa4.vgpu.syntax import (
 )
 
 # What a printed tree may hold. Words that begin a directive or an instruction differ, so that no text has two readings.
-names = st.from_regex(r"[%$]?[a-zA-Z_][a-zA-Z0-9_]{0,6}", fullmatch=True).filter(lambda s: s != "_" and "inlined_at" not in s and "function_name" not in s)
+names = st.from_regex(r"[%$]?[a-zA-Z_][a-zA-Z0-9_]{0,6}", fullmatch=True).filter(
+    lambda s: s != "_" and "inlined_at" not in s and "function_name" not in s
+)
 numbers = st.one_of(
     st.integers(-(2**31), 2**32).map(lambda n: Number(str(n))),
     st.integers(0, 2**32 - 1).map(lambda n: Number(f"0f{n:08X}")),
@@ -50,13 +53,29 @@ operands = st.one_of(
     st.builds(Pair, st.builds(Name, names), st.builds(Name, names)),
 )
 opcodes = st.from_regex(r"[a-z]{2,5}(\.[a-z][a-z0-9]{1,4}|\.L2::128B|\.shared::cta){0,4}", fullmatch=True)
-instructions = st.builds(Instruction, opcodes, st.lists(operands, max_size=4).map(tuple), st.none() | st.builds(Guard, names, st.booleans()))
+instructions = st.builds(
+    Instruction, opcodes, st.lists(operands, max_size=4).map(tuple), st.none() | st.builds(Guard, names, st.booleans())
+)
 types = st.sampled_from([".b8", ".u32", ".f32", ".b64", ".pred"])
 declarations = st.one_of(
     st.builds(Declaration, st.just(".reg"), types, names, count=st.none() | st.integers(1, 99)),
-    st.builds(Declaration, st.sampled_from([".shared", ".local"]), types, names, align=st.none() | st.just(16), dims=st.lists(st.integers(1, 9), max_size=2).map(tuple)),
+    st.builds(
+        Declaration,
+        st.sampled_from([".shared", ".local"]),
+        types,
+        names,
+        align=st.none() | st.just(16),
+        dims=st.lists(st.integers(1, 9), max_size=2).map(tuple),
+    ),
 )
-locations = st.builds(Location, st.integers(1, 9), st.integers(1, 999), st.integers(0, 99), st.just("") | names, st.none() | st.tuples(*[st.integers(1, 99)] * 3))
+locations = st.builds(
+    Location,
+    st.integers(1, 9),
+    st.integers(1, 999),
+    st.integers(0, 99),
+    st.just("") | names,
+    st.none() | st.tuples(*[st.integers(1, 99)] * 3),
+)
 directives = st.builds(Directive, st.just(".pragma"), st.just(('"nounroll"',)))
 statements = st.recursive(
     st.one_of(instructions, declarations, st.builds(Label, names), locations, directives),
@@ -64,19 +83,35 @@ statements = st.recursive(
     max_leaves=12,
 )
 parameters = st.lists(
-    st.builds(Declaration, st.just(".param"), st.sampled_from([".b8", ".u64", ".f32"]), names, align=st.none() | st.just(8), dims=st.lists(st.integers(1, 64), max_size=1).map(tuple)), max_size=3
+    st.builds(
+        Declaration,
+        st.just(".param"),
+        st.sampled_from([".b8", ".u64", ".f32"]),
+        names,
+        align=st.none() | st.just(8),
+        dims=st.lists(st.integers(1, 64), max_size=1).map(tuple),
+    ),
+    max_size=3,
 ).map(tuple)
 functions = st.builds(
     Function,
     st.just(".entry"),
     names,
     parameters,
-    limits=st.lists(st.tuples(st.sampled_from([".reqntid", ".maxntid"]), st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple)), max_size=1).map(tuple),
+    limits=st.lists(
+        st.tuples(st.sampled_from([".reqntid", ".maxntid"]), st.lists(st.integers(1, 99), min_size=1, max_size=3).map(tuple)), max_size=1
+    ).map(tuple),
     body=st.builds(Scope, st.lists(statements, max_size=8).map(tuple)),
     linkage=st.sampled_from(["", ".visible"]),
 )
 variables = st.builds(
-    Declaration, st.sampled_from([".global", ".const"]), st.just(".u32"), names, dims=st.just((3,)), init=st.just(("1", "-2", "0x3")), linkage=st.sampled_from(["", ".visible", ".extern"])
+    Declaration,
+    st.sampled_from([".global", ".const"]),
+    st.just(".u32"),
+    names,
+    dims=st.just((3,)),
+    init=st.just(("1", "-2", "0x3")),
+    linkage=st.sampled_from(["", ".visible", ".extern"]),
 )
 modules = st.builds(
     Module, st.just("8.8"), st.just(("sm_80",)), st.just(64), st.lists(variables, max_size=2).map(tuple), st.lists(functions, max_size=2).map(tuple),
@@ -113,7 +148,9 @@ def test_scopes_declare_names_and_labels_again():
 
 
 def test_registers_declared_without_braces_live_on():
-    _, out, _ = run(".reg .b32 late;\nmov.u32 late, 5;\n{\n.reg .b32 other;\nadd.u32 other, late, 1;\nmov.u32 late, other;\n}\nst.global.u32 [%d12], late;")
+    _, out, _ = run(
+        ".reg .b32 late;\nmov.u32 late, 5;\n{\n.reg .b32 other;\nadd.u32 other, late, 1;\nmov.u32 late, other;\n}\nst.global.u32 [%d12], late;"
+    )
     assert (out[:32] == 6).all()
 
 
@@ -135,7 +172,13 @@ def test_registers_are_numbered_at_first_use():
 def test_parameters_are_laid_out_in_order_with_alignment():
     text = kernel("").replace(".param .u64 p0", ".param .u8 flag, .param .align 8 .b8 p0[12], .param .f32 scale")
     kernel_ = Program.parse(text).kernels["k"]
-    assert [(p.name, p.offset, p.size) for p in kernel_.parameters] == [("flag", 0, 1), ("p0", 8, 12), ("scale", 20, 4), ("p1", 24, 8), ("p2", 32, 8)]
+    assert [(p.name, p.offset, p.size) for p in kernel_.parameters] == [
+        ("flag", 0, 1),
+        ("p0", 8, 12),
+        ("scale", 20, 4),
+        ("p1", 24, 8),
+        ("p2", 32, 8),
+    ]
     assert kernel_.parameter_bytes == 40
 
 

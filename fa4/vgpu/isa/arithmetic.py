@@ -56,13 +56,13 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 def saturated(a: Array, b: Array, operation: str) -> Array:
-    """a + b or a - b of s32, clamped to its range."""
+    """A + b or a - b of s32, clamped to its range."""
     wide = a.astype(np.int64) + b if operation == "add" else a.astype(np.int64) - b
     return wide.clip(-(2**31), 2**31 - 1).astype(np.int32)
 
 
 def dot_product(a: Array, b: Array, c: Array, signed: tuple[bool, bool], second: int) -> Array:
-    """c plus the products of the bytes of a with four bytes (``second`` 0), or two 16-bit halves with the low (1) or high (2) bytes of b."""
+    """Sum of c and products of the bytes of a and b (``second`` 0), or of 16-bit halves of a and the low (1) or high (2) bytes of b."""
     y = b.view(np.int8 if signed[1] else np.uint8).reshape(-1, 4).astype(np.int64)
     if second:
         x = a.view(np.int16 if signed[0] else np.uint16).reshape(-1, 2).astype(np.int64)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 @instruction(
-    "cp", section="9.7.9.25.3", forms="async.ca (4 8 16) async.cg (16) shared.global, src-size, ignore-src; commit_group, wait_group, wait_all"
+    "cp",
+    section="9.7.9.25.3",
+    forms="async.ca (4 8 16) async.cg (16) shared.global, src-size, ignore-src; commit_group, wait_group, wait_all",
 )
 def _copy(e: Emitter, op: Op, mods: Mods) -> None:
     if not mods.take("async"):

@@ -44,13 +44,18 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _size(type_: str) -> int:
+    """Bytes of an element."""
+    return 2 if type_ in ("f16", "bf16") else 4 if type_ in _HALF else int(type_[1:]) // 8
+
+
 def atomic_update(g: Any, where: tuple[str, str, str, int], address: Array, values: tuple[Array, ...], mask: Array | None) -> Array:
     """Do ``old = [a]; [a] = operation(old, ...)`` for each lane in turn; the old values, one for each active lane.
 
     ``where`` is (space, operation, type, vector length).
     """
     space, name, type_, vector = where
-    dtype = f"{'f' if type_ in ('f32', 'f64') else 'i' if type_[0] == 's' else 'u'}{2 if type_ in ('f16', 'bf16') else 4 if type_ in _HALF else int(type_[1:]) // 8}"
+    dtype = ("f" if type_ in ("f32", "f64") else "i" if type_[0] == "s" else "u") + str(_size(type_))
     active = np.arange(g.n) if mask is None else np.flatnonzero(mask)
     address = np.broadcast_to(address, g.n)
     old = np.zeros((len(active), vector) if vector > 1 else len(active), dtype)
@@ -61,7 +66,7 @@ def atomic_update(g: Any, where: tuple[str, str, str, int], address: Array, valu
         operands = [v[lane : lane + 1] for v in values]
         if type_ in _HALF:
             after = half_operation(name, type_, (), before.size, before.reshape(-1), operands[0].reshape(-1)).reshape(before.shape)
-        elif vector > 1 or dtype[0] == "f" and name == "add":
+        elif vector > 1 or (dtype[0] == "f" and name == "add"):
             after = before + operands[0]
             if type_ == "f32" and space != "shared":  # global float32 additions flush subnormals (9.7.13.6)
                 after = numerics.flush(after)
@@ -87,13 +92,14 @@ def _atomic(e: Emitter, op: Op, mods: Mods) -> None:
     operands = op.operands if op.name == "red" else op.operands[1:]
     if not name or space not in ("global", "shared", "generic"):
         raise mods.unsupported()
-    if (type_ in _HALF or type_ in ("f32", "f64")) and name not in ("add", "min", "max") or type_ in ("f32", "f64") and name != "add":
+    if ((type_ in _HALF or type_ in ("f32", "f64")) and name not in ("add", "min", "max")) or (type_ in ("f32", "f64") and name != "add"):
         raise mods.unsupported()
     kind = {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}.get(type_, type_)
     e.helper(stack_lanes)
-    values = "".join(f"stack_lanes(g.n, {', '.join(e.source(item, kind) for item in e.items(o))}), " for o in operands[1:][: 2 if name == "cas" else 1])
-    size = 2 if type_ in ("f16", "bf16") else 4 if type_ in _HALF else int(type_[1:]) // 8
-    e.count(space, 2 * size * vector)
+    values = "".join(
+        f"stack_lanes(g.n, {', '.join(e.source(item, kind) for item in e.items(o))}), " for o in operands[1:][: 2 if name == "cas" else 1]
+    )
+    e.count(space, 2 * _size(type_) * vector)
     where = (space, name, type_, vector)
     call = f"{e.helper(atomic_update)}(g, {where}, {e.address(operands[0], address_bits(space))}, ({values}), {e.masked})"
     if op.name == "red":

@@ -62,7 +62,7 @@ def extract(a: Array, position: Array, length: Array) -> Array:
 
 
 def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
-    """b with the low ``length`` bits of a at ``position``."""
+    """B with the low ``length`` bits of a at ``position``."""
     width = 8 * a.dtype.itemsize
     start = (position & U32(255)).astype(np.uint64)
     size = (length & U32(255)).astype(np.uint64)

@@ -51,13 +51,15 @@ def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
         result = f"({function!r}, {e.fixed(target)}, {value})"
     elif not kind:
         raise mods.unsupported()
-    if isinstance(operands[0], Tuple) or len(operands) > 2 or kind == "arrive" and len(operands) != 2:
+    if isinstance(operands[0], Tuple) or len(operands) > 2 or (kind == "arrive" and len(operands) != 2):
         raise mods.unsupported()
     threads = e.source(operands[1], "u32") if len(operands) == 2 else "None"
     e.line(f"return ({kind!r}, {aligned}, {e.source(operands[0], 'u32')}, {threads}, {e.masked}, {result})")
 
 
-@instruction("membar", "fence", section="9.7.13.3", forms="membar of every level, fence.sc fence.acq_rel; memory is sequentially consistent here")
+@instruction(
+    "membar", "fence", section="9.7.13.3", forms="membar of every level, fence.sc fence.acq_rel; memory is sequentially consistent here"
+)
 def _fence(e: Emitter, op: Op, mods: Mods) -> None:
     mods.take("sc", "acq_rel", "acquire", "release")
     mods.take("cta", "cluster", "gpu", "gl", "sys")

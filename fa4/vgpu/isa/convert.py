@@ -38,15 +38,15 @@ def float_to_int(x: Array, dtype: str, rounding: str) -> Array:
 def int_to_float(x: Array, dtype: str, mode: str) -> Array:
     """An integer rounded to float32 or float64 in any direction."""
     if dtype == "float64" and x.dtype.itemsize < 8:
-        return x.astype(np.float64)
-    r = x.astype(dtype)
+        return np.asarray(x.astype(np.float64))
+    r: Array = x.astype(dtype)
     if mode == "rn" or x.size == 0:
         return r
-    result = r.copy()
+    result: Array = r.copy()
     for i, (exact, nearest) in enumerate(zip(x.tolist(), r.tolist(), strict=True)):
-        if int(nearest) > exact and (mode == "rm" or mode == "rz" and exact > 0):
+        if int(nearest) > exact and (mode == "rm" or (mode == "rz" and exact > 0)):
             result[i] = np.nextafter(r[i], r.dtype.type(-np.inf))
-        elif int(nearest) < exact and (mode == "rp" or mode == "rz" and exact < 0):
+        elif int(nearest) < exact and (mode == "rp" or (mode == "rz" and exact < 0)):
             result[i] = np.nextafter(r[i], r.dtype.type(np.inf))
     return result
 
@@ -112,7 +112,7 @@ def half_saturated(x: Array) -> Array:
 def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
     d, *values = op.operands
     relu, satfinite, mode = bool(mods.take("relu")), bool(mods.take("satfinite")), mods.take("rn", "rz")
-    if mods.types[1:] != ["f32"] or len(values) != 2 or (target in _FP8) != satfinite and target in _FP8:
+    if mods.types[1:] != ["f32"] or len(values) != 2 or ((target in _FP8) != satfinite and target in _FP8):
         raise mods.unsupported()
     high, low = (e.source(o, "f32") for o in values)
     bits = "b16" if target in _FP8 else "b32"
@@ -171,7 +171,7 @@ def _cvt(e: Emitter, op: Op, mods: Mods) -> None:
 def _to_float(e: Emitter, mods: Mods, types: tuple[str, str], value: str, options: tuple[str, str, str, str]) -> str:
     to, of = types
     mode, integral, ftz, sat = options
-    if mode == "rna" or mode in ("rm", "rp") and to in ("f16", "bf16"):
+    if mode == "rna" or (mode in ("rm", "rp") and to in ("f16", "bf16")):
         raise mods.unsupported(f"rounding {mode}")
     if of[0] in "us":
         if to in ("f32", "f64"):

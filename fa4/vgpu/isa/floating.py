@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from fa4.vgpu import numerics
 from fa4.vgpu.isa.registry import Mods, instruction
-from fa4.vgpu.numerics import add32, divide32, fma32, flush, minmax, multiply32, saturate, sqrt32
+from fa4.vgpu.numerics import add32, divide32, flush, fma32, minmax, multiply32, saturate, sqrt32
 from fa4.vgpu.program import Op, Operand
 
 if TYPE_CHECKING:
@@ -57,21 +56,25 @@ def approximate_ratio(a: Array, b: Array, seed: int, full: bool) -> Array:
     return np.asarray(np.where(big, np.where(np.isinf(a), np.float32(np.nan), np.copysign(np.float32(0), result)), result))
 
 
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "fma": lambda a, b, c: a * b + c,
+}
+"""On arrays and on rationals alike."""
+
+
 def operation64(name: str, mode: str, *x: Array) -> Array:
     """add, mul, fma or div of float64 in any rounding."""
-    native: Array = {"add": lambda: x[0] + x[1], "mul": lambda: x[0] * x[1], "div": lambda: x[0] / x[1], "fma": lambda: x[0] * x[1] + x[2]}[name]()
-    exact: Callable[..., Fraction] = {
-        "add": operator.add,
-        "mul": operator.mul,
-        "div": operator.truediv,
-        "fma": lambda a, b, c: a * b + c,
-    }[name]
+    function = _OPERATIONS[name]
+    native: Array = function(*x)
     if mode == "rn" and name != "fma":
         return native
     opposite = None
     if name in ("add", "fma"):
         opposite = np.broadcast_to(np.signbit(x[0] if name == "add" else x[0] * x[1]) != np.signbit(x[-1]), native.shape)
-    return numerics.exact64(exact, native, x, mode, opposite)
+    return numerics.exact64(function, native, x, mode, opposite)
 
 
 class _Float:
@@ -172,7 +175,7 @@ def _minimum(e: Emitter, op: Op, mods: Mods) -> None:
     f = _Float(e, op, mods)
     nan, xorsign, magnitude = bool(mods.take("NaN")), mods.take("xorsign"), mods.take("abs")
     arguments = [f.source(o) for o in op.operands[1:]]
-    if xorsign and (not magnitude or len(arguments) != 2) or len(arguments) == 3 and f.type != "f32":
+    if (xorsign and (not magnitude or len(arguments) != 2)) or (len(arguments) == 3 and f.type != "f32"):
         raise mods.unsupported()
     if magnitude:
         arguments = [e.temporary(a) for a in arguments]
@@ -189,7 +192,7 @@ def _minimum(e: Emitter, op: Op, mods: Mods) -> None:
 def with_sign(magnitude: Array, a: Array, b: Array) -> Array:
     """The sign is the exclusive or of the signs of a and b."""
     one = magnitude.dtype.type(1)
-    return np.copysign(magnitude, np.where(np.signbit(a) != np.signbit(b), -one, one))
+    return np.asarray(np.copysign(magnitude, np.where(np.signbit(a) != np.signbit(b), -one, one)))
 
 
 @instruction("copysign", section="9.7.3.2", forms="f32 f64: sign of the first operand")
@@ -199,18 +202,13 @@ def _copysign(e: Emitter, op: Op, mods: Mods) -> None:
 
 
 def test_property(x: Array, what: str) -> Array:
-    """testp."""
-    tiny = np.finfo(x.dtype).tiny
-    return np.asarray(
-        {
-            "finite": lambda: np.isfinite(x),
-            "infinite": lambda: np.isinf(x),
-            "number": lambda: ~np.isnan(x),
-            "notanumber": lambda: np.isnan(x),
-            "normal": lambda: np.isfinite(x) & (np.abs(x) >= tiny),
-            "subnormal": lambda: np.abs(x) < tiny,  # +0 and -0 count as subnormal
-        }[what]()
-    )
+    """Testp."""
+    if what in ("finite", "infinite"):
+        return np.asarray(np.isfinite(x) if what == "finite" else np.isinf(x))
+    if what in ("number", "notanumber"):
+        return np.asarray(np.isnan(x) == (what == "notanumber"))
+    small = np.abs(x) < np.finfo(x.dtype).tiny  # zeros count as subnormal
+    return np.asarray(small if what == "subnormal" else np.isfinite(x) & ~small)
 
 
 @instruction("testp", section="9.7.3.1", forms="finite infinite number notanumber normal subnormal of f32 f64")
@@ -227,7 +225,7 @@ def _rcp(e: Emitter, op: Op, mods: Mods) -> None:
         if f.type != "f32":
             raise mods.unsupported()
         f.assign(f"{e.helper(approximate)}({op.name!r}, {a}, g.approx_seed)")
-    elif not f.mode or f.type == "f64" and (f.mode != "rn"):
+    elif not f.mode or (f.type == "f64" and (f.mode != "rn")):
         raise mods.unsupported("a rounding that is modelled is needed")
     elif op.name == "rcp":
         one = e.constant(1, "float" + f.type[1:])

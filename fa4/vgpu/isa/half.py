@@ -76,8 +76,10 @@ def sign_bits(type_: str) -> int:
 @instruction("ex2", "tanh", kind="half", section="9.7.4.9, 9.7.4.10", forms="approx of f16 f16x2 bf16 bf16x2, ftz")
 def _half(e: Emitter, op: Op, mods: Mods) -> None:
     type_ = mods.type("f16", "f16x2", "bf16", "bf16x2")
-    options = tuple(o for o in (mods.take("rn"), mods.take("approx"), mods.take("ftz"), mods.take("sat"), mods.take("relu"), mods.take("NaN")) if o)
-    if ("approx" in options) != (op.name in ("ex2", "tanh")) or "NaN" in options and op.name not in ("min", "max"):
+    options = tuple(
+        o for o in (mods.take("rn"), mods.take("approx"), mods.take("ftz"), mods.take("sat"), mods.take("relu"), mods.take("NaN")) if o
+    )
+    if ("approx" in options) != (op.name in ("ex2", "tanh")) or ("NaN" in options and op.name not in ("min", "max")):
         raise mods.unsupported()
     bits = "b32" if type_.endswith("x2") else "b16"
     values = ", ".join(e.source(o, bits) for o in op.operands[1:])

@@ -30,7 +30,7 @@ def access(mods: Mods) -> tuple[str, str, int]:
 
 
 def element(type_: str) -> str:
-    """numpy's name of what is moved."""
+    """Numpy's name of what is moved."""
     return f"{'i' if type_[0] == 's' else 'u'}{int(type_[1:]) // 8}"
 
 

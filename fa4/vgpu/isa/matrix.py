@@ -48,7 +48,7 @@ def whole_warps(g: Any, mask: Array | None) -> Array | None:
     if mask is None:
         return None
     lanes = mask.reshape(-1, 32)
-    partial = lanes.any(1) & ~lanes.all(1)
+    partial = np.asarray(lanes.any(1) & ~lanes.all(1))
     if partial.any():
         raise FaultError(DivergenceError, "all lanes of the warp must execute this together", (lanes & partial[:, None]).reshape(-1))
     return np.asarray(lanes.all(1))
@@ -82,7 +82,9 @@ def store_matrices(g: Any, rows: Array, address: Array, transposed: bool, mask: 
     warps = whole_warps(g, mask)
     words = g.R32[rows].reshape(len(rows), -1, 8, 4).transpose(1, 0, 2, 3)
     if transposed:
-        words = np.ascontiguousarray(np.ascontiguousarray(words).view(np.uint16).reshape(-1, len(rows), 8, 8).swapaxes(2, 3)).view(np.uint32)
+        words = np.ascontiguousarray(np.ascontiguousarray(words).view(np.uint16).reshape(-1, len(rows), 8, 8).swapaxes(2, 3)).view(
+            np.uint32
+        )
     data = np.zeros((g.warps, 32, 4), np.uint32)
     data[:, : 8 * len(rows)] = words.reshape(g.warps, -1, 4)
     lanes = np.zeros((g.warps, 32), bool)
@@ -144,7 +146,7 @@ class MmaForm:
 def decode(bits: Array, type_: str) -> Array:
     """32-bit registers (..., lanes) to float64 elements (..., lanes, P); exact."""
     if type_ == "tf32":  # the low 13 bits do not take part
-        return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)[..., None]
+        return np.asarray((bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)[..., None])
     bits = np.ascontiguousarray(bits)
     if type_ == "bf16":
         pairs = np.empty((*bits.shape, 2), np.uint32)
@@ -154,8 +156,8 @@ def decode(bits: Array, type_: str) -> Array:
     if type_ == "f16":
         return bits.view(np.float16).astype(np.float64).reshape(*bits.shape, 2)
     if type_ in _FP8:
-        return bits.view(_FP8[type_]).astype(np.float64).reshape(*bits.shape, 4)
-    return bits.view(np.int8 if type_ == "s8" else np.uint8).astype(np.float64).reshape(*bits.shape, 4)
+        return np.asarray(bits.view(_FP8[type_]).astype(np.float64).reshape(*bits.shape, 4))
+    return np.asarray(bits.view(np.int8 if type_ == "s8" else np.uint8).astype(np.float64).reshape(*bits.shape, 4))
 
 
 def multiply_add(g: Any, form: MmaForm, rows: tuple[Array, Array, Array, Array], mask: Array | None) -> None:
@@ -211,7 +213,7 @@ def _form(mods: Mods) -> tuple[MmaForm, int, int]:
     kind = "8" if {a, b} <= {"s8", "u8"} else "fp8" if {a, b} <= set(_FP8) else a if a == b else ""
     sizes = SHAPES.get((shape, kind))
     accumulators = {"f16": ("f32", "f16"), "bf16": ("f32",), "tf32": ("f32",), "8": ("s32",), "fp8": ("f32", "f16")}.get(kind, ())
-    if sizes is None or d != c or d not in accumulators or clamp and d != "s32":
+    if sizes is None or d != c or d not in accumulators or (clamp and d != "s32"):
         raise mods.unsupported()
     return MmaForm(a, b, d, clamp), *sizes
 

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 LANE_SPECIALS = (
-    *(f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid") for axis in "xyz"),
+    *(
+        f"%{name}.{axis}"
+        for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+        for axis in "xyz"
+    ),
     *("%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size"),
     *("%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster"),
     *(f"%lanemask_{name}" for name in ("eq", "le", "lt", "ge", "gt")),
@@ -79,18 +83,15 @@ def _cvta(e: Emitter, op: Op, mods: Mods) -> None:
     type_ = mods.type("u32", "u64")
     to = mods.take("to")
     space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
-    if not space or type_ == "u32" and space != "global":
+    if not space or (type_ == "u32" and space != "global"):
         raise mods.unsupported("generic addresses have 64 bits")
-    if isinstance(a, Symbol):
-        value = e.constant(e.symbol(a), "uint64")
-    else:
-        value = e.source(a, type_)
+    value = e.constant(e.symbol(a), "uint64") if isinstance(a, Symbol) else e.source(a, type_)
     window = e.constant(memory.WINDOWS[space], "uint64")
     e.call("subtract" if to else "add", d, type_, value, window)
 
 
 def in_window(address: Array, space: str) -> Array:
-    """isspacep."""
+    """Isspacep."""
     top = address >> np.uint64(memory.WINDOW_SHIFT)
     if space == "global":
         return np.asarray(top == 0)

@@ -34,7 +34,7 @@ def unordered(a: Array, b: Array, comparison: str) -> Array:
 
 
 def ordered_not_equal(a: Array, b: Array) -> Array:
-    """a != b, false where either is NaN (numpy's, like C's, is true)."""
+    """A != b, false where either is NaN (numpy's, like C's, is true)."""
     return np.asarray((a < b) | (a > b))
 
 

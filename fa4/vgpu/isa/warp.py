@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fa4.vgpu.errors import DivergenceError, UninitializedError
 from fa4.vgpu.isa.registry import Mods, instruction
+from fa4.vgpu.lexer import integer
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.program import Immediate, Op, Operand, Tuple
 
@@ -95,8 +96,8 @@ def _shfl(e: Emitter, op: Op, mods: Mods) -> None:
     value = e.source(a, "b32")
     if e.mask is None and len(targets) == 1 and isinstance(b, Immediate) and isinstance(c, Immediate) and value.startswith("u32"):
         fake = type("Warp", (), {"n": 32, "warps": 1})
-        constants = [np.array([int(o.text, 0) & 0xFFFFFFFF], np.uint32) for o in (b, c)]
-        index, _ = shuffle(fake, mode, np.arange(32), *constants, None)
+        lane, control = (np.array([integer(o.text) & 0xFFFFFFFF], np.uint32) for o in (b, c))
+        index, _ = shuffle(fake, mode, np.arange(32), lane, control, None)
         e.assign(targets[0], "b32", f"{e.helper(shuffle_fixed)}({value}, {e.fixed(index)})")
         return
     result = e.temporary(f"{e.helper(shuffle)}(g, {mode!r}, {value}, {e.source(b, 'u32')}, {e.source(c, 'u32')}, {e.masked})")
@@ -110,7 +111,7 @@ def vote(g: Any, mode: str, value: Array, mask: Array | None) -> Array:
     here = np.ones((g.warps, 32), bool) if mask is None else mask.reshape(-1, 32)
     values = np.broadcast_to(value, g.n).reshape(-1, 32)
     any_, all_ = (values & here).any(1), (values | ~here).all(1)
-    result = {"any": lambda: any_, "all": lambda: all_, "uni": lambda: all_ | ~any_, "ballot": lambda: ballot(values & here)}[mode]()
+    result = ballot(values & here) if mode == "ballot" else {"any": any_, "all": all_, "uni": all_ | ~any_}[mode]
     return np.repeat(result, 32)
 
 
@@ -162,7 +163,7 @@ def _activemask(e: Emitter, op: Op, mods: Mods) -> None:
 
 
 def reduce_warp(g: Any, name: str, value: Array, mask: Array | None) -> Array:
-    """add min max and or xor over the lanes here."""
+    """Add min max and or xor over the lanes here."""
     ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[name]
     values = np.broadcast_to(value, g.n).reshape(-1, 32)
     rows = [row if mask is None else row[m] for row, m in zip(values, values if mask is None else mask.reshape(-1, 32), strict=True)]

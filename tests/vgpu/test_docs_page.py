@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from instruction_cases import CASES
+
+from fa4.vgpu.isa import ENDINGS, FORMS
+from fa4.vgpu.isa.table import instruction_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+TESTS = Path(__file__).parent
+
+
+def test_instruction_page_is_current():
+    assert (DOCS / "virtual-gpu-instructions.md").read_text() == instruction_page(), "run python docs/build.py"
+
+
+def test_every_instruction_has_a_section_and_a_test():
+    text = "\n".join(path.read_text() for path in [*TESTS.glob("test_*.py"), TESTS / "ptx_text.py"]) + "\n".join(
+        case.code for case in CASES
+    )
+    without_effect = {"prefetch", "prefetchu", "discard", "applypriority", "createpolicy", "pmevent"}
+    missing = []
+    for form in (*FORMS.values(), *ENDINGS.values()):
+        assert re.match(r"9\.7\.\d+", form.section), form
+        assert form.forms, form
+        if form.name not in without_effect and not re.search(rf"(\b|\\n){form.name}[.;]", text):
+            missing.append(form.name)
+    assert missing == []
