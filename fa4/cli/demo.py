@@ -185,9 +185,9 @@ def _print_virtual(text: bytes) -> None:
 
     gpu = virtual.gpu_from_settings(_ARCH)
 
-    def kernel(*tensors: Any, causal: bool) -> Any:
+    def kernel(q: Any, k: Any, v: Any, causal: bool) -> Any:
         options = AttentionOptions(_HEAD_DIM**-0.5, window_right=0 if causal else None)
-        return virtual.attention_forward(*tensors, options, gpu)
+        return virtual.attention_forward(q, k, v, options, gpu)
 
     print(f"\nThe same kernel, executed on a virtual {_ARCH} over the first {_VIRTUAL_SEQLEN} tokens, against float64")
     shape = AttentionShape(1, _VIRTUAL_SEQLEN, _VIRTUAL_SEQLEN, _HEADS, 2, _HEAD_DIM)
