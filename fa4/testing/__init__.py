@@ -8,4 +8,13 @@ from fa4.testing.compare import Comparison, compare
 from fa4.testing.inputs import AttentionInputs, AttentionShape, make_inputs
 from fa4.testing.torch_attention import torch_attention
 
-__all__ = ["AttentionInputs", "AttentionShape", "Comparison", "check_attention", "compare", "compare_attention", "make_inputs", "torch_attention"]
+__all__ = [
+    "AttentionInputs",
+    "AttentionShape",
+    "Comparison",
+    "check_attention",
+    "compare",
+    "compare_attention",
+    "make_inputs",
+    "torch_attention",
+]
