@@ -48,8 +48,11 @@ def test_import_layers_checker_catches_a_wrong_import(tmp_path):
         file.write("\nimport fa4.api\n")
     with (tmp_path / "fa4" / "reference" / "__init__.py").open("a") as file:
         file.write("\nimport torch\n")
+    with (tmp_path / "fa4" / "vgpu" / "__init__.py").open("a") as file:
+        file.write("\nimport fa4.arch\n")
     result = lint_imports(tmp_path)
     assert result.returncode == 1
+    assert "fa4.vgpu -> fa4.arch" in result.stdout
     assert "fa4.problem -> fa4.api" in result.stdout
     assert "fa4.reference -> torch" in result.stdout
 

@@ -35,6 +35,11 @@ def _view(data: Array, dtype: str, vector: int) -> Array:
     return whole.reshape(-1, vector) if vector > 1 else whole
 
 
+def spread(values: Array, lanes: int) -> Array:
+    """One value a lane; ``np.broadcast_to`` costs more than most instructions, so it is called only where it does something."""
+    return values if values.shape == (lanes,) else np.broadcast_to(values, lanes)
+
+
 def _lanes(bad: Array, mask: Array | None) -> Array:
     """Faulty lanes among all lanes, where ``bad`` has an entry for each lane of the mask only."""
     if mask is None:
@@ -89,7 +94,7 @@ class Block:
 
     def check_state(self, state: Array, address: Array, mask: Array | None) -> None:
         """Every byte about to be read must be written."""
-        if state.all() and bool((state == ~state.dtype.type(0)).all()):
+        if np.bitwise_and.reduce(state, axis=None) == ~state.dtype.type(0):
             return
         rows = np.ascontiguousarray(state).view(np.uint8).reshape(len(address), -1)
         bad = (rows != WRITTEN).any(1)

@@ -158,7 +158,7 @@ def _round64(exact: Fraction, mode: str) -> float:
 def minmax(a: Array, b: Array, nan: bool = False, largest: bool = False) -> Array:
     """Min or max: one NaN is ignored unless ``nan``, and -0 is less than +0 (PTX ISA 9.7.3.11)."""
     r = (np.maximum if largest else np.minimum)(a, b) if nan else (np.fmax if largest else np.fmin)(a, b)
-    if not r.all():
+    if np.count_nonzero(r) != r.size:  # faster than r.all()
         zeros = (a == 0) & (b == 0)
         negative = np.signbit(a) & np.signbit(b) if largest else np.signbit(a) | np.signbit(b)
         r = np.where(zeros, np.copysign(r.dtype.type(0), np.where(negative, r.dtype.type(-1), r.dtype.type(1))), r)

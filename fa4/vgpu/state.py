@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fa4.vgpu.async_copy import Copies
 from fa4.vgpu.errors import TrapError, UninitializedError
-from fa4.vgpu.memory import WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory
+from fa4.vgpu.memory import WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory, spread
 
 if TYPE_CHECKING:
     from fa4.vgpu.machine import Launch
@@ -150,13 +150,13 @@ class Gang:
         if space == "shared":
             return self.cta.shared.load(address, dtype, vector, mask)
         if space == "global":
-            return self.memory.load(np.broadcast_to(address, self.n), dtype, vector, mask)
+            return self.memory.load(spread(address, self.n), dtype, vector, mask)
         if space in ("param", "const"):
             return self.cta.launch.constants[space].load(address, dtype, vector, mask)
         if space == "local":
             size = np.dtype(dtype).itemsize * vector
             return self.cta.local.block.load(self.cta.local.flat(address, size, self.threads, mask), dtype, vector, mask)
-        address = np.broadcast_to(address, self.n)
+        address = spread(address, self.n)
         top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
         chosen = self.all if mask is None else mask
         value = np.zeros((self.n, vector) if vector > 1 else self.n, dtype)
@@ -168,16 +168,16 @@ class Gang:
         """Store one element a lane."""
         dtype_value = value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
         if space == "shared":
-            self.cta.shared.store(np.broadcast_to(address, self.n), dtype_value, dtype, vector, mask)
+            self.cta.shared.store(spread(address, self.n), dtype_value, dtype, vector, mask)
         elif space == "global":
-            self.memory.store(np.broadcast_to(address, self.n), dtype_value, dtype, vector, mask)
+            self.memory.store(spread(address, self.n), dtype_value, dtype, vector, mask)
         elif space == "local":
             size = np.dtype(dtype).itemsize * vector
             self.cta.local.block.store(self.cta.local.flat(address, size, self.threads, mask), dtype_value, dtype, vector, mask)
         elif space in ("param", "const"):
             self.cta.launch.constants[space].store(address, dtype_value, dtype, vector, mask)
         else:
-            address = np.broadcast_to(address, self.n)
+            address = spread(address, self.n)
             top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
             for name, lanes in self._windows(top, self.all if mask is None else mask):
                 self.store(name, _inside(address, name), dtype_value, dtype, vector, lanes)
@@ -191,7 +191,7 @@ class Gang:
 
     def start_copy(self, addresses: tuple[Array, Array], size: int, valid: Array | None, ignore: Array | None, mask: Array | None) -> None:
         """cp.async."""
-        to, source = (np.broadcast_to(a, self.n) for a in addresses)
+        to, source = (spread(a, self.n) for a in addresses)
         count = np.full(self.n, size, np.int64) if valid is None else np.broadcast_to(valid, self.n).astype(np.int64).clip(0, size)
         if ignore is not None:
             count = np.where(ignore, 0, count)

@@ -537,6 +537,17 @@ def packed_cases() -> list[Case]:
             ),
         ]
     halves = ("b16", BF16[:8])
+    for t in ("u16", "s16", "u8", "s8"):
+        n = int(t[1:])
+        tail, extra = (".b32", ", {c}") if n == 8 else ("", "")
+        cases.append(
+            Case(
+                f"cvt.pack.sat.{t}.s32{tail} {{d}}, {{a}}, {{b}}{extra};",
+                "b32",
+                ("s32", "s32", "b32"),
+                lambda a, b, c, t=t, n=n: clamp(b, t) % 2**n | clamp(a, t) % 2**n << n | (c << 2 * n if n == 8 else 0),
+            )
+        )
     cases += [
         Case(
             "fma.rn.f32.bf16 {d}, {a}, {b}, {c};",

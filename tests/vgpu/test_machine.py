@@ -124,3 +124,19 @@ def test_code_is_generated_once_per_program():
         gpu.launch(program, "k", (2,), (64,), 0, [a.to_bytes(8, "little") for a in (A, B, C)])
     (code,) = program.code.values()
     assert set(code.blocks) == {(0, True)}
+
+
+def test_blocks_and_grids_of_three_dimensions_and_a_last_warp_that_is_not_full():
+    axes = [f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"]
+    loads = "\n".join(f"mov.u32 %r{10 + i}, {name};" for i, name in enumerate(axes))
+    rank = "mad.lo.u32 %r1, %r12, 3, %r11;\nmad.lo.u32 %r1, %r1, 7, %r10;\nmad.lo.u32 %r2, %r15, 3, %r14;\nmad.lo.u32 %r2, %r2, 2, %r13;\nmad.lo.u32 %r1, %r2, 42, %r1;"
+    stores = "\n".join(f"st.global.u32 [%d3+{4 * i}], %r{10 + i};" for i in range(12))
+    text = kernel(f"{loads}\n{rank}\nmul.wide.u32 %d3, %r1, 48;\nadd.u64 %d3, %d3, %d0;\nbar.sync 0;\n{stores}")
+    out = np.zeros(12 * 42 * 12, np.uint32)
+    gpu = Gpu(resident=2, schedule="random")
+    gpu.register_buffer(A, out, "out")
+    gpu.launch(Program.parse(text), "k", (2, 3, 2), (7, 3, 2), 0, [A.to_bytes(8, "little")] * 3)
+    rows = iter(out.reshape(-1, 12).tolist())
+    for cta in np.ndindex(2, 3, 2):
+        for thread in np.ndindex(2, 3, 7):
+            assert next(rows) == [*thread[::-1], *cta[::-1], 7, 3, 2, 2, 3, 2]

@@ -90,6 +90,19 @@ def pack_halves(high: Array, low: Array, type_: str, mode: str, relu: bool, satf
     return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
 
 
+_HALF, _ONE, _SIXTEEN, _UPPER = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), np.uint32(0xFFFF0000)
+
+
+def pack_bf16(high: Array, low: Array) -> Array:
+    """The most frequent form of ``pack_halves``, two float32 to nearest bfloat16, on their bits."""
+    if np.isnan(high + low).any():  # or infinities of both signs
+        return pack_halves(high, low, "bf16x2", "rn", False, False)
+    x, y = high.view(np.uint32), low.view(np.uint32)
+    x = x + _HALF + (x >> _SIXTEEN & _ONE)
+    y = y + _HALF + (y >> _SIXTEEN & _ONE)
+    return np.asarray((x & _UPPER) | (y >> _SIXTEEN))
+
+
 def unpack_fp8(bits: Array, type_: str, relu: bool) -> Array:
     """A pair of 8-bit floats to a pair of float16: exact."""
     x = np.ascontiguousarray(bits).view(_FP8[type_]).astype(np.float32)
@@ -109,6 +122,28 @@ def half_saturated(x: Array) -> Array:
     return np.asarray(numerics.saturate(x.astype(np.float32)).astype(np.float16))
 
 
+def pack_integers(a: Array, b: Array, c: Array | None, type_: str) -> Array:
+    """cvt.pack.sat: two s32, clamped, into the low part, what was in c moved up."""
+    bits = int(type_[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if type_[0] == "s" else (0, (1 << bits) - 1)
+    x, y = (v.astype(np.int64).clip(low, high) & ((1 << bits) - 1) for v in (a, b))
+    value = y | x << bits
+    if c is not None:
+        value = value | c.astype(np.int64) << 2 * bits
+    return np.asarray((value & 0xFFFFFFFF).astype(np.uint32))
+
+
+def _pack_integers(e: Emitter, op: Op, mods: Mods) -> None:
+    """cvt.pack (9.7.9.22): d = {c, a, b}, c only for 8-bit results."""
+    d, a, b, *c = op.operands
+    types = mods.types
+    narrow, last = ("u16", "s16") if len(types) == 2 else ("u8", "s8"), [] if len(types) == 2 else ["b32"]
+    if not mods.take("sat") or types[0] not in narrow or types[1:] != ["s32", *last] or len(c) != len(last):
+        raise mods.unsupported()
+    rest = e.source(c[0], "b32") if c else "None"
+    e.assign(d, "b32", f"{e.helper(pack_integers)}({e.source(a, 's32')}, {e.source(b, 's32')}, {rest}, {types[0]!r})")
+
+
 def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
     d, *values = op.operands
     relu, satfinite, mode = bool(mods.take("relu")), bool(mods.take("satfinite")), mods.take("rn", "rz")
@@ -116,16 +151,22 @@ def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
         raise mods.unsupported()
     high, low = (e.source(o, "f32") for o in values)
     bits = "b16" if target in _FP8 else "b32"
+    if target == "bf16x2" and mode == "rn" and not relu and not satfinite:
+        e.assign(d, bits, f"{e.helper(pack_bf16)}({high}, {low})")
+        return
     e.assign(d, bits, f"{e.helper(pack_halves)}({high}, {low}, {target!r}, {mode!r}, {relu}, {satfinite})")
 
 
 @instruction(
     "cvt",
-    section="9.7.9.21",
+    section="9.7.9.21, 9.7.9.22",
     forms="all pairs of u8..s64, f16, bf16, f32, f64; rn rz rm rp, rni rzi rmi rpi, ftz, sat; f16x2 bf16x2 e4m3x2 e5m2x2 from two f32, "
-    "f16x2 from e4m3x2 e5m2x2, tf32 from f32; relu, satfinite",
+    "f16x2 from e4m3x2 e5m2x2, tf32 from f32; relu, satfinite; pack.sat to u16 s16 and u8 s8 from s32",
 )
 def _cvt(e: Emitter, op: Op, mods: Mods) -> None:
+    if mods.take("pack"):
+        _pack_integers(e, op, mods)
+        return
     if len(mods.types) != 2:
         raise mods.unsupported("two types are needed")
     to, of = mods.types
@@ -204,14 +245,3 @@ def _to_float(e: Emitter, mods: Mods, types: tuple[str, str], value: str, option
             raise mods.unsupported("sat of bf16")
         value = f"{e.helper(half_saturated)}({value})" if to == "f16" else f"{e.helper(numerics.saturate)}({value})"
     return value
-
-
-def pack_integers(a: Array, b: Array, c: Array | None, type_: str) -> Array:
-    """cvt.pack.sat: two s32, clamped, into the low part, what was in c moved up."""
-    bits = int(type_[1:])
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if type_[0] == "s" else (0, (1 << bits) - 1)
-    x, y = (v.astype(np.int64).clip(low, high) & ((1 << bits) - 1) for v in (a, b))
-    value = y | x << bits
-    if c is not None:
-        value = value | c.astype(np.int64) << 2 * bits
-    return np.asarray((value & 0xFFFFFFFF).astype(np.uint32))

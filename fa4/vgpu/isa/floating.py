@@ -44,6 +44,14 @@ def approximate(name: str, x: Array, seed: int) -> Array:
     return np.asarray(exact.astype(np.float32))
 
 
+def flush_positive(x: Array) -> Array:
+    """``flush`` for results that are never negative; in place."""
+    tiny = x < numerics.TINY32
+    if np.count_nonzero(tiny):
+        x[tiny] = 0
+    return x
+
+
 def approximate_ratio(a: Array, b: Array, seed: int, full: bool) -> Array:
     """div.approx and div.full of float32: within 2 ulp; without ``full`` a divisor beyond 2**126 gives 0 (PTX ISA 9.7.3.8)."""
     exact = a.astype(np.float64) / b
@@ -244,9 +252,8 @@ def _approximate(e: Emitter, op: Op, mods: Mods) -> None:
     if ftz and op.name != "ex2":  # a subnormal exponent gives 1 either way
         value = f"{e.helper(flush)}({value})"
     value = f"{e.helper(approximate)}({op.name!r}, {value}, g.approx_seed)"
-    if ftz and op.name == "ex2":  # results are not negative, NaN stays
-        value = e.temporary(value)
-        e.line(f"multiply({value}, greater_equal({value}, {e.constant(numerics.TINY32)}), {value}, where={value} == {value})")
+    if ftz and op.name == "ex2":
+        value = f"{e.helper(flush_positive)}({value})"
     elif ftz:
         value = f"{e.helper(flush)}({value})"
     e.assign(op.operands[0], "f32", value)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.isa.registry import Mods, instruction
+from fa4.vgpu.memory import spread
 from fa4.vgpu.program import Op, Symbol
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def _store(e: Emitter, op: Op, mods: Mods) -> None:
 def stack_lanes(n: int, *values: Array) -> Array:
     """Registers as (lanes,) or (lanes, vector)."""
     if len(values) == 1:
-        return np.broadcast_to(values[0], n)
-    return np.stack([np.broadcast_to(v, n) for v in values], axis=1)
+        return spread(values[0], n)
+    return np.stack([spread(v, n) for v in values], axis=1)
 
 
 @instruction("prefetch", "prefetchu", "discard", "applypriority", section="9.7.9.15, 9.7.9.16", forms="no effect")

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fa4.vgpu import numerics
 from fa4.vgpu.errors import DivergenceError
 from fa4.vgpu.isa.registry import Mods, instruction
-from fa4.vgpu.memory import FaultError
+from fa4.vgpu.memory import FaultError, spread
 from fa4.vgpu.program import Op, Operand, Register, Tuple
 
 if TYPE_CHECKING:
@@ -57,10 +57,11 @@ def whole_warps(g: Any, mask: Array | None) -> Array | None:
 def _read_rows(g: Any, address: Array, count: int, mask: Array | None) -> tuple[Array, Array | None]:
     """16-byte rows of the matrices as (warps, matrix, row, 4 words)."""
     warps = whole_warps(g, mask)
-    lanes = np.zeros((g.warps, 32), bool)
-    lanes[slice(None) if warps is None else warps, : 8 * count] = True
     everyone = count == 4 and warps is None
-    words = g.load("shared", np.broadcast_to(address, g.n), "u4", 4, None if everyone else lanes.reshape(-1))
+    lanes = np.zeros((g.warps, 32), bool)
+    if not everyone:
+        lanes[slice(None) if warps is None else warps, : 8 * count] = True
+    words = g.load("shared", spread(address, g.n), "u4", 4, None if everyone else lanes.reshape(-1))
     return words.reshape(-1, count, 8, 4), warps
 
 
