@@ -12,7 +12,6 @@ over rounds of the ratio torch / fa4 (above 1: fa4 is faster). Memory is the pea
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import platform
 import statistics
@@ -126,11 +125,8 @@ def measure_bytes(case: Case) -> tuple[int, int, str]:
     """Peak above inputs and outputs of the forward and of the backward, and which path each took."""
     q, k, v, dout = case.inputs()
     options = case.options()
-    trim = ctypes.CDLL(None).malloc_trim
-    trim(0)
     with measure_peak_memory() as forward:
         out, lse = attention_forward(q, k, v, options)
-    trim(0)
     with measure_peak_memory() as backward:
         gradients = attention_backward(dout, None, q, k, v, out, lse, options, needed=(True, True, True))
     outputs = (out.nbytes + lse.nbytes, sum(x.nbytes for x in gradients if x is not None))

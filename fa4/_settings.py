@@ -63,7 +63,12 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             warnings.warn(f"unknown environment variable {variable}; known ones: {', '.join(sorted(known))}", stacklevel=2)
-    return Settings(**{name: _parse(name, environ[variable]) for variable, name in known.items() if variable in environ})
+    values = {name: _parse(name, environ[variable]) for variable, name in known.items() if environ.get(variable)}
+    try:
+        return Settings(**values)
+    except ArgumentError as error:
+        variable = PREFIX + error.argument.upper()
+        raise ArgumentError(variable, environ[variable], error.rule, error.remedy) from None
 
 
 def _parse(name: str, text: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fa4 import dispatch, ops
 from fa4.arch import get_arch
@@ -101,6 +102,9 @@ def attention(
         Fa4Error: one of its children, before any work is done, naming the argument, its value, the rule and what would work.
     """
     _check_tensors(q, k, v)
+    for name, flag in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic)):
+        if not isinstance(flag, bool):
+            raise DtypeError(name, flag, "must be True or False", "pass a bool")
     q, k, v = ops.cast_for_autocast(q, k, v)
     if dropout_p != 0:
         raise UnsupportedError("dropout_p", dropout_p, "attention dropout is not implemented", "pass 0.0")
@@ -162,8 +166,12 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "convert with torch.as_tensor")
+        if x.layout != torch.strided or x.is_nested:
+            raise DtypeError(name, str(x.layout), "must be a dense tensor", "convert with .to_dense(), or pad nested tensors")
         if x.dim() != 4:
             raise ShapeError(name, tuple(x.shape), "must have 4 dimensions", "use (batch, seqlen, heads, head_dim)")
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise UnsupportedError(name, "a dual tensor", "forward-mode differentiation is not implemented", "use backward mode")
         if x.device != q.device:
             raise DeviceError(name, str(x.device), f"must be on q's device {q.device}", "move it there with .to(q.device)")
     for name, x in (("k", k), ("v", v)):

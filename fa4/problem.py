@@ -6,7 +6,6 @@ kernel is given. Scale, softcap and window bounds are options: of them a problem
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,9 @@ WindowSize = Sequence["int | None"]
 
 # Beyond any length, so clamping to it changes no mask, and small enough for sums with lengths to stay within 64 bits.
 MAX_BOUND = 1 << 62
+
+MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+MIN_FLOAT32 = 2.0**-126  # the smallest normal number
 
 
 @dataclass(frozen=True)
@@ -142,17 +144,17 @@ def dtype_name(dtype: object) -> str:
 
 
 def real_number(name: str, value: Any) -> float:
-    """The finite real number that an argument is.
+    """The real number that an argument is; kernels hold it in float32, so it must be finite there.
 
     Raises:
         DtypeError: not a number.
-        ArgumentError: NaN or infinite.
+        ArgumentError: NaN, infinite or beyond float32.
     """
     # int and float first: that is what torch.compile knows symbolic numbers as. It cannot trace math.isfinite of one.
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         raise DtypeError(name, value, "must be a real number", "pass an int or a float")
-    if not -math.inf < value < math.inf:  # type: ignore[operator]  # numbers.Real has no order for mypy
-        raise ArgumentError(name, value, "must be finite", "pass a finite number")
+    if not -MAX_FLOAT32 <= value <= MAX_FLOAT32:  # type: ignore[operator]  # numbers.Real has no order for mypy
+        raise ArgumentError(name, value, "must be finite in float32", f"pass a number of at most {MAX_FLOAT32:.4g} in magnitude")
     return float(value)
 
 
@@ -161,9 +163,10 @@ def softcap_number(value: Any) -> float:
 
     Raises:
         DtypeError: not a number.
-        ArgumentError: negative, NaN or infinite.
+        ArgumentError: negative, so small that float32 cannot divide by it, NaN, or beyond float32.
     """
     softcap = real_number("softcap", value)
-    if softcap < 0:
-        raise ArgumentError("softcap", value, "must not be negative", "pass a positive cap, or 0.0 for none")
+    if softcap != 0 and softcap < MIN_FLOAT32:
+        rule = "must not be negative" if softcap < 0 else "is too small to divide by in float32"
+        raise ArgumentError("softcap", value, rule, "pass a positive cap, for example 30.0, or 0.0 for none")
     return softcap

@@ -20,12 +20,15 @@ from fa4.problem import AttentionOptions
 # Temporaries of one call into torch. Its own tiles, about 1 MB per thread, come on top.
 EXTRA_BYTES = 32 << 20
 
+# Below this many keys its maximum of a row of NaN is not NaN, and such a row comes out as 0.
+MIN_KEYS = 16
+
 _aten = torch.ops.aten
 
 
 def fits_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     """Whether ``forward`` serves the request within its memory."""
-    return _fits(q, k, v, options) and (_whole_forward(q, k) or _forward_bytes(q, k) <= EXTRA_BYTES)
+    return _fits(q, k, v, options) and (_whole_forward(q, k, v) or _forward_bytes(q, k) <= EXTRA_BYTES)
 
 
 def fits_backward(saved: Saved, options: AttentionOptions, needed: Needed) -> bool:
@@ -33,7 +36,7 @@ def fits_backward(saved: Saved, options: AttentionOptions, needed: Needed) -> bo
     q, k = saved.q, saved.k
     if saved.dlse is not None or not _fits(q, k, saved.v, options):
         return False
-    if _in_one_call(q, k):
+    if _in_one_call(q, k, saved.v):
         unwanted = sum(_bytes(x) for x, need in zip((q, k, saved.v), needed, strict=True) if not need)
         return unwanted + (0 if saved.dout.is_contiguous() else _bytes(saved.dout)) <= EXTRA_BYTES
     busy = min(k.shape[0] * k.shape[2], EXTRA_BYTES // _backward_bytes(q, k)) * (q.shape[2] // k.shape[2])
@@ -44,7 +47,8 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     band = Band.of(q.shape[1], k.shape[1], options)
     return (
         q.shape[3] == v.shape[3]
-        and min(q.numel(), k.numel()) > 0
+        and q.numel() > 0
+        and k.shape[1] >= MIN_KEYS
         and (band.full or band.square_causal)
         and not options.softcap
         and not options.deterministic
@@ -73,14 +77,18 @@ def _backward_bytes(q: Tensor, k: Tensor) -> int:
     return 4 * q.shape[3] * (4 * group * q.shape[1] + (2 * group + 3) * k.shape[1])
 
 
-def _whole_forward(q: Tensor, k: Tensor) -> bool:
+def _whole_forward(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether one call returns the result itself; its lse has other strides and is copied."""
-    return _in_one_call(q, k) and 4 * q.numel() // q.shape[3] <= EXTRA_BYTES
+    return _in_one_call(q, k, v) and 4 * q.numel() // q.shape[3] <= EXTRA_BYTES
 
 
-def _in_one_call(q: Tensor, k: Tensor) -> bool:
-    """Whether the tensors that torch returns for all pairs are the results themselves."""
-    return q.dtype == torch.float32 and q.shape[2] == k.shape[2]
+def _in_one_call(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the tensors that torch returns for all pairs are the results themselves.
+
+    They have the order of strides of q, k and v, so that must be the order of a contiguous (B, S, H, D).
+    """
+    ordered = all(x.stride(0) >= x.stride(1) >= x.stride(2) for x in (q, k, v))
+    return q.dtype == torch.float32 and q.shape[2] == k.shape[2] and ordered
 
 
 def _blocks(q: Tensor, k: Tensor, each: int) -> tuple[int, list[Pairs]]:
@@ -109,7 +117,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
     """``fa4.cpu.forward.attention_forward`` where ``fits_forward`` holds."""
     causal = not Band.of(q.shape[1], k.shape[1], options).full
     dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
-    drop, calls = (2, [_everything(k)]) if _whole_forward(q, k) else _blocks(q, k, _forward_bytes(q, k))
+    drop, calls = (2, [_everything(k)]) if _whole_forward(q, k, v) else _blocks(q, k, _forward_bytes(q, k))
     out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
     for pairs in calls:
         call = pairs.group, drop, dtype
@@ -125,7 +133,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
 def backward(saved: Saved, options: AttentionOptions, needed: Needed) -> Gradients:
     """``fa4.cpu.backward.attention_backward`` where ``fits_backward`` holds."""
     q, k, v = saved.q, saved.k, saved.v
-    if _in_one_call(q, k):
+    if _in_one_call(q, k, v):
         gradients = (x.transpose(1, 2).contiguous() for x in _backward_call(_everything(k), saved, options, 2))
         dq, dk, dv = (x if need else None for x, need in zip(gradients, needed, strict=True))
         return dq, dk, dv

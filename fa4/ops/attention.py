@@ -39,6 +39,12 @@ def _options(
     )
 
 
+def _own(x: Tensor) -> Tensor:
+    """``x`` contiguous, and not a view: autograd would refuse to modify a view that an op returns in place."""
+    x = x.contiguous()
+    return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride()) if x._is_view() else x
+
+
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """On CPU tensors: the CPU backend, or a kernel on the virtual GPU."""
     *options, backend, arch = arguments
@@ -47,7 +53,7 @@ def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tens
 
         return virtual.attention_forward(q, k, v, _options(q, *options), virtual.gpu_from_settings(arch))
     out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
-    return out.contiguous(), lse.contiguous()
+    return _own(out), _own(lse)
 
 
 def _backward_cpu(
@@ -60,7 +66,7 @@ def _backward_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, needed, *options, _backend, _arch = rest
     gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), needed=tuple(needed))
-    dq, dk, dv = (q.new_empty(0) if gradient is None else gradient.contiguous() for gradient in gradients)
+    dq, dk, dv = (q.new_empty(0) if gradient is None else _own(gradient) for gradient in gradients)
     return dq, dk, dv
 
 

@@ -26,10 +26,10 @@ def torch_attention(
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """``(out, lse)`` with every product rounded to the input dtype; differentiable; the N x N scores are materialised.
+    """``(out, lse)`` with weights, out and gradients rounded to the input dtype; differentiable; N x N scores are materialised.
 
     q ``(B, Sq, Hq, D)``, k ``(B, Sk, Hkv, D)``, v ``(B, Sk, Hkv, Dv)``; out ``(B, Sq, Hq, Dv)`` in the same dtype, lse
-    ``(B, Hq, Sq)`` float32. The softmax itself runs in float32, as torch's 16-bit softmax does.
+    ``(B, Hq, Sq)`` float32. Scores and softmax are float32, as in a kernel that accumulates in float32.
     """
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
@@ -74,7 +74,7 @@ def _weights(
     q: Tensor, k: Tensor, hidden: Tensor, scale: float, softcap: float, lse: Tensor | None
 ) -> tuple[Tensor, Tensor | float, Tensor]:
     """Float32 softmax weights, the slope of the softcap, and lse, which is computed where it is not given."""
-    scores = torch.einsum("bihd,bjhd->bhij", q * scale, k).float()
+    scores = torch.einsum("bihd,bjhd->bhij", q.float() * scale, k.float())
     slope: Tensor | float = 1.0
     if softcap:
         scores = torch.tanh(scores / softcap)

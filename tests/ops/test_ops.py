@@ -276,3 +276,22 @@ def test_deterministic_results_are_bitwise_equal_alone_and_in_a_batch(compiled):
     for b in range(3):
         alone = type(inputs)(*(x[b : b + 1] for x in (inputs.q, inputs.k, inputs.v, inputs.dout, inputs.dlse)))
         assert_bitwise_equal(gradients(function, alone, causal=True), [x[b : b + 1].contiguous() for x in together])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, when forward mode is first used
+def test_forward_mode_raises_instead_of_giving_no_tangent():
+    x = make_inputs(SHAPE, torch.float32)
+    with pytest.raises(fa4.UnsupportedError, match="forward-mode"):
+        torch.func.jvp(lambda q: fa4.attention(q, x.k, x.v), (x.q,), (torch.ones_like(x.q),))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_results_may_be_modified_in_place(options):
+    """On every path: what an op returns must not be a view."""
+    shape = AttentionShape(2, 33, 33, 4, 4, 16)
+    leaves = make_inputs(shape, torch.float32).leaves()
+    out, lse = with_lse(*leaves, **options)
+    (out.sum() + lse.sum()).backward()
+    out.zero_()
+    lse.zero_()
+    assert not any(x._is_view() for x in (out.detach_(), *(leaf.grad for leaf in leaves)))

@@ -39,6 +39,18 @@ def keep(out, lse):
     return out, lse
 
 
+def last_rows(count, faulty):
+    """Right but for the last rows, which see one key too many, or lack something."""
+
+    def run(q, k, v, **options):
+        out, lse = torch_attention(q, k, v, **options)
+        bad, bad_lse = faulty(q, k, v, **options)
+        rows = torch.arange(q.shape[1]) >= q.shape[1] - count
+        return torch.where(rows[:, None, None], bad, out), torch.where(rows, bad_lse, lse)
+
+    return run
+
+
 FAULTS = {
     "scale off by 2%": faulty(keep, lambda q, k, v: (q * 1.02, k, v)),
     "heads swapped": faulty(keep, lambda q, k, v: (q, k.flip(2), v)),
@@ -54,6 +66,25 @@ FAULTS = {
 def test_planted_faults_are_caught(fault):
     with pytest.raises(AssertionError, match="WRONG"):
         check_attention(FAULTS[fault], make_inputs(SHAPE, torch.bfloat16), use_dlse=True, causal=True)
+
+
+LATE_FAULTS = {
+    "mask one too far in the last 64 rows": last_rows(64, lambda q, k, v, **_: torch_attention(q, k, v, window_size=(None, 1))),
+    "last keys lost in the last 64 rows": last_rows(
+        64, lambda q, k, v, **o: torch_attention(q, k, v * (torch.arange(k.shape[1]) < k.shape[1] - 48)[:, None, None], **o)
+    ),
+    "lse off by 1e-3": faulty(lambda out, lse: (out, lse + 1e-3)),
+    "dv of the last 16 keys lost": faulty(
+        keep, lambda q, k, v: (q, k, torch.where((torch.arange(v.shape[1]) < v.shape[1] - 16)[:, None, None], v, v.detach()))
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LATE_FAULTS)
+def test_faults_in_the_late_rows_of_a_long_sequence_are_caught(fault):
+    """Late causal rows average over many keys and are small: a bound from the first rows would let them be anything."""
+    with pytest.raises(AssertionError, match="WRONG"):
+        check_attention(LATE_FAULTS[fault], make_inputs(AttentionShape(1, 500, 500, 1, 1, 64), torch.bfloat16), causal=True)
 
 
 def test_report_says_how_wrong_and_where():
@@ -72,7 +103,7 @@ def test_non_finite_results_are_never_within_the_bound(value):
     reference = np.zeros((4,))
     baseline = torch.zeros(4)
     actual = torch.tensor([0.0, value, 0.0, 0.0])
-    result = compare("out", actual, reference, baseline)
+    result = compare("out", actual, reference, baseline, axis=0)
     assert not result.ok
     assert result.mismatches == 1
     assert result.index == (1,)
@@ -81,15 +112,15 @@ def test_non_finite_results_are_never_within_the_bound(value):
 def test_infinities_must_match_exactly():
     reference = np.array([-np.inf, 1.0])
     right, wrong = torch.tensor([-math.inf, 1.0]), torch.tensor([math.inf, 1.0])
-    assert compare("lse", right, reference, right).ok
-    assert not compare("lse", wrong, reference, right).ok
-    assert not compare("lse", torch.tensor([-1e30, 1.0]), reference, right).ok
+    assert compare("lse", right, reference, right, axis=0).ok
+    assert not compare("lse", wrong, reference, right, axis=0).ok
+    assert not compare("lse", torch.tensor([-1e30, 1.0]), reference, right, axis=0).ok
 
 
 def test_an_overflowing_baseline_gives_no_bound():
     reference = np.array([1e6])
     with pytest.raises(AssertionError, match="no bound"):
-        compare("out", torch.tensor([1.0], dtype=torch.float16), reference, torch.tensor([math.inf], dtype=torch.float16))
+        compare("out", torch.tensor([1.0], dtype=torch.float16), reference, torch.tensor([math.inf], dtype=torch.float16), axis=0)
 
 
 def test_empty_results_compare():
