@@ -23,6 +23,10 @@ def test_unknown_variable_warns_and_names_the_known_ones():
         assert from_environment({"FA4_CPU_PTAH": "tiled"}) == Settings()
 
 
+def test_an_empty_variable_is_an_unset_one():
+    assert from_environment({"FA4_CACHE_DIR": "", "FA4_CPU_PATH": ""}) == Settings()
+
+
 def test_bad_values_raise():
     with pytest.raises(fa4.ArgumentError, match=r"FA4_CPU_PATH='fast'.*auto, tiled"):
         from_environment({"FA4_CPU_PATH": "fast"})
@@ -32,11 +36,10 @@ def test_bad_values_raise():
         ({"FA4_CACHE": "maybe"}, "FA4_CACHE='maybe'.*use one of True, False"),
         ({"FA4_CACHE_SIZE": "0"}, "FA4_CACHE_SIZE='0': must be a whole number of MiB"),
         ({"FA4_CACHE_SIZE": "1GB"}, "FA4_CACHE_SIZE='1GB'"),
-        ({"FA4_CACHE_DIR": ""}, "cache_dir='': must name a folder"),
     ):
         with pytest.raises(fa4.ArgumentError, match=message):
             from_environment(variables)
-    for setting in ({"cache": 1}, {"cache": "1"}, {"cache_size": 1.5}, {"cache_size": True}, {"cache_dir": 3}):
+    for setting in ({"cache": 1}, {"cache": "1"}, {"cache_size": 1.5}, {"cache_size": True}, {"cache_dir": 3}, {"cache_dir": ""}):
         with pytest.raises(fa4.ArgumentError), fa4.settings(**setting):
             pass
     with pytest.raises(fa4.ArgumentError, match=r"cpu_ptah='tiled'.*settings are cpu_path"), fa4.settings(cpu_ptah="tiled"):
