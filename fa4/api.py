@@ -82,15 +82,15 @@ def attention(
         q: ``(B, Sq, Hq, D)``, float16, bfloat16 or, on the CPU backend, float32. Any strides.
         k: ``(B, Sk, Hkv, D)`` in q's dtype. Query head h uses key head ``h // (Hq / Hkv)``.
         v: ``(B, Sk, Hkv, Dv)`` in q's dtype. Dv may differ from D.
-        softmax_scale: factor of ``q @ k``; ``D ** -0.5`` by default. Negative values and zero are allowed.
+        softmax_scale: factor of ``q @ k``, finite in float32; ``D ** -0.5`` by default. Negative values and zero are allowed.
         causal: query i sees keys ``j <= i + Sk - Sq`` (aligned bottom-right).
         window_size: ``(left, right)``: query i sees keys from ``i + Sk - Sq - left`` to ``i + Sk - Sq + right``. ``None`` and -1 mean
             open on that side; every other value, negative ones included, is an offset. ``causal`` clamps right to at most 0.
         softcap: where c > 0, scaled scores s become ``c * tanh(s / c)`` before the mask.
         dropout_p: must be 0; here so that a call ported from another library fails with a clear message.
         return_lse: also return the natural logarithm of the softmax denominator; its gradient is supported.
-        deterministic: results and gradients are bitwise reproducible, alone or in any batch. Also set by
-            ``torch.use_deterministic_algorithms(True)``.
+        deterministic: results and gradients are bitwise reproducible, alone or in any batch; on the CPU for a given number of
+            torch threads. Also set by ``torch.use_deterministic_algorithms(True)``.
         backend: "cpu", "cuda" or "vgpu" (the GPU kernel, executed on the CPU); by default what the tensors' device says.
         arch: architecture for the "vgpu" backend, for example "sm_100a".
 

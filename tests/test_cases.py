@@ -219,3 +219,14 @@ def test_34_head_dims(dims):
 @pytest.mark.parametrize("causal", [False, True])
 def test_scale_of_any_sign(scale, causal):
     check(AttentionShape(1, 40, 40, 2, 2, 32), softmax_scale=scale, causal=causal)
+
+
+@pytest.mark.parametrize("seqlen_k", [1, 5, 15, 16, 40])
+def test_nan_in_a_query_shows_in_its_row_only(seqlen_k):
+    inputs = make_inputs(AttentionShape(2, 6, seqlen_k, 2, 2, 16), torch.float32)
+    inputs.q[1, 3, 0, 5] = math.nan
+    out, lse = with_lse(inputs.q, inputs.k, inputs.v)
+    spoilt = torch.zeros(2, 6, 2, dtype=torch.bool)
+    spoilt[1, 3, 0] = True
+    assert torch.equal(out.isnan().any(dim=3), spoilt)
+    assert torch.equal(lse.isnan(), spoilt.transpose(1, 2))

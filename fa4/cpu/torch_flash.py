@@ -127,6 +127,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
             return out_part.transpose(1, 2).to(q.dtype).contiguous(), lse_part.contiguous()
         pairs.view(out).transpose(2, 3).select(drop, 0).copy_(out_part)
         pairs.view(by_row(lse)).squeeze(4).transpose(2, 3).select(drop, 0).copy_(lse_part)
+        del out_part, lse_part  # before the next call allocates its own
     return out, lse
 
 
@@ -147,6 +148,7 @@ def backward(saved: Saved, options: AttentionOptions, needed: Needed) -> Gradien
                 # Query heads that share a key head add up in its gradient.
                 total = part.sum(1) if side.group < pairs.group else part
                 place.copy_(total.view(place.shape))
+        del parts, part, total  # before the next call allocates its own
     dq, dk, dv = results
     return dq, dk, dv
 

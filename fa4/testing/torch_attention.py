@@ -82,6 +82,9 @@ def _weights(
         scores = scores * softcap
     scores = scores.masked_fill(hidden, -torch.inf)
     if lse is None:
-        lse = torch.logsumexp(scores, dim=3)
+        # The sum is over weights as the product with v sees them, rounded to the input dtype.
+        top = torch.amax(scores, dim=3, keepdim=True) if scores.shape[3] else scores.new_full((*scores.shape[:3], 1), -torch.inf)
+        top = top.masked_fill(top == -torch.inf, 0.0)
+        lse = top[..., 0] + torch.exp(scores - top).to(q.dtype).float().sum(dim=3).log()
     finite = lse.masked_fill(lse == -torch.inf, 0.0)  # -inf - 0 gives weight 0 where a row sees nothing; -inf - -inf is NaN
     return torch.exp(scores - finite[..., None]), slope, lse
