@@ -96,7 +96,7 @@ def _print_errors(text: bytes, seqlen: int) -> None:
         for result in check_attention(with_lse, text_inputs(text, shape, dtype), **options):
             position = ",".join(map(str, result.index))
             rows.append([f"{name} ({dtype})", result.name, f"{result.error:.2e}", f"{result.ulp:.3g}", f"{result.bound:.2e}", position])
-    print(f"Errors against float64, {seqlen} tokens (bound: twice the error of plain torch in the same dtype, plus rounding)")
+    print(f"Errors against float64, {seqlen} tokens (bound: a small multiple of what plain torch in the same dtype gets)")
     print(format_table(["request", "result", "worst error", "ulp", "bound", "at"], rows))
 
 

@@ -52,9 +52,9 @@ def compare(name: str, actual: Tensor, reference: Float64Array, baseline: Tensor
     ``baseline`` is a plain torch computation in the dtype of ``actual`` (``torch_attention``), so ``err_baseline`` is what the
     arithmetic of that dtype costs anyway. ``rounding`` is ``max |((ref + 0.3) - 0.3) - ref|`` in that dtype: what one addition of
     order one loses. ``factor`` is 2, as in the FlashAttention tests, and 8 for float32 results, where both errors can be nothing
-    but the order of summation (docs/decisions/0004). The bound is taken for each block of 64 positions along ``axis``, the sequence: under a
-    causal mask the first rows have errors a hundred times those of the last, which would otherwise be free to be wrong. There is no
-    per-test tolerance. What is reported is the worst error of the block that is closest to its bound, or beyond it.
+    but the order of summation (docs/decisions/0004). The bound is taken for each block of 64 positions along ``axis``, the sequence:
+    under a causal mask the first rows have errors a hundred times those of the last, which would otherwise be free to be wrong.
+    There is no per-test tolerance. Reported is the error that is closest to the bound of its block, or furthest beyond it.
 
     Raises:
         AssertionError: shapes or dtypes differ, or the baseline is not finite where the reference is (the inputs are outside what
