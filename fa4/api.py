@@ -133,13 +133,14 @@ def supports(
 ) -> Support:
     """Whether a class of requests is served, and if not why: ``Support(ok, reason)``, true where it is.
 
-    Without ``arch`` the CPU backend is asked, with it the GPU kernel of that architecture. Arguments are as in ``attention``.
+    Without ``arch`` the CPU backend is asked, with it the kernel of that architecture on the virtual GPU; ``backend`` asks another.
+    Arguments are as in ``attention``.
 
     Raises:
         Fa4Error: an argument is malformed (an unknown backend, arch or direction, a window of wrong arity), as opposed to unserved.
     """
     if backend is None:
-        backend = "cpu" if arch is None else "cuda"
+        backend = "cpu" if arch is None else "vgpu"
     _check_backend_name(backend)
     _check_arch(backend, arch)
     problem = problem_class(

@@ -58,9 +58,11 @@ def support(problem: AttentionProblem, backend: str, arch: str | None) -> Suppor
     if backend == "cpu":
         return _accepted(problem, backend)
     found = kernel_support(problem, arch)
-    if found and backend not in RUNNING:
-        return Support(False, f"{found.reason}, but backend {backend!r} cannot run kernels yet; backend 'cpu' serves this request")
-    return found
+    if not found:
+        return found
+    if backend in RUNNING:
+        return Support(True)
+    return Support(False, f"{found.reason}, but backend {backend!r} cannot run kernels yet; backend 'cpu' serves this request")
 
 
 def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import fa4
@@ -169,17 +167,12 @@ def _cache() -> dict[str, Any]:
         "path": str(cache.root),
         "entries": f"{len(entries)}, {damaged} of them damaged" if damaged else len(entries),
         "size": f"{sum(entry.bytes for entry in entries) / 2**20:.1f} of at most {cache.limit / 2**20:.0f} MiB",
-        "writable": _is_writable(cache.root),
     }
-    if not check["writable"]:
-        check["broken"] = f"{cache.root} cannot be written, so that each process compiles anew; set FA4_CACHE_DIR to a folder of your own"
+    problem = cache.problem()
+    check["usable"] = problem is None
+    if problem is not None:
+        check["broken"] = f"{cache.root} is not used: {problem}; each process compiles anew. FA4_CACHE_DIR names another folder"
     return check
-
-
-def _is_writable(root: Path) -> bool:
-    """Whether the folder, or where it does not exist yet the nearest one above it, lets this user create files."""
-    existing = next((folder for folder in (root, *root.parents) if folder.exists()), root)
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _kernels() -> dict[str, Any]:

@@ -120,6 +120,14 @@ class DiskCache:
             if lock is not None:
                 lock.release()
 
+    def problem(self) -> str | None:
+        """Why kernels cannot be kept here, None where they can. The folder is made where it does not exist."""
+        try:
+            self._make_folders()
+        except OSError as error:
+            return error.strerror or str(error)
+        return None if os.access(self.root / "staging", os.W_OK | os.X_OK) else "it cannot be written"
+
     def entries(self) -> list[EntryInfo]:
         """Every entry, the least recently used first."""
         found = []

@@ -48,6 +48,9 @@ def _own(x: Tensor) -> Tensor:
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """On CPU tensors: the CPU backend, or a kernel on the virtual GPU."""
     *options, backend, arch = arguments
+    if torch.is_autocast_enabled("cpu"):  # inputs are cast already; what is computed from them here must not be
+        with torch.autocast("cpu", enabled=False):
+            return _forward_cpu(q, k, v, *arguments)
     if backend == "vgpu":
         from fa4.runtime import virtual
 
@@ -65,6 +68,9 @@ def _backward_cpu(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, needed, *options, _backend, _arch = rest
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return _backward_cpu(dout, dlse, q, k, v, *rest)
     gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), needed=tuple(needed))
     dq, dk, dv = (q.new_empty(0) if gradient is None else _own(gradient) for gradient in gradients)
     return dq, dk, dv

@@ -72,7 +72,7 @@ def test_json(no_driver, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["broken"] == []
     assert data["versions"]["fa4"] == fa4.__version__
-    assert data["compile cache"]["writable"] is True
+    assert data["compile cache"]["usable"] is True
     assert data["kernels"]["sm_80"].startswith("forward ")
 
 
@@ -169,8 +169,17 @@ def test_a_cache_that_cannot_be_written_is_broken(tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
     with fa4.settings(cache_dir=str(blocked / "cache")):
-        assert "set FA4_CACHE_DIR to a folder of your own" in doctor.examine()["compile cache"]["broken"]
-    assert not doctor._is_writable(blocked)
+        assert "FA4_CACHE_DIR names another folder" in doctor.examine()["compile cache"]["broken"]
+
+
+def test_a_cache_that_others_may_write_to_is_broken(tmp_path):
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    with fa4.settings(cache_dir=str(open_folder)):
+        check = doctor.examine()["compile cache"]
+    assert check["usable"] is False
+    assert "others may write to it (mode 777)" in check["broken"]
 
 
 def test_a_damaged_entry_is_counted(tmp_path):

@@ -78,7 +78,8 @@ def test_line_information_leaves_the_machine_code_alone(artifact):
     assert artifact.line_table() == ()
     source = Path(__file__).with_name("toy_kernel.py").read_text().splitlines()
     rows = with_lines.line_table()
-    assert {row.file for row in rows} == {"tests/compiler/toy_kernel.py"}, "paths do not depend on where the package lies"
+    assert all(row.file.endswith("tests/compiler/toy_kernel.py") for row in rows)
+    assert not any(row.file.startswith(str(Path(fa4.__file__).parents[1])) for row in rows), "no path depends on where the package lies"
     texts = [source[row.line - 1] for row in rows]
     assert any("cute.arch.sync_threads()" in text for text in texts)
     barrier = with_lines.ptx.splitlines().index(next(line for line in with_lines.ptx.splitlines() if "bar.sync" in line)) + 1
