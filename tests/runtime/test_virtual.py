@@ -119,6 +119,20 @@ def test_every_schedule_gives_the_same_bits():
         assert torch.equal(lse, results[0][1])
 
 
+def test_lengths_numbers_and_strides_are_arguments(monkeypatch):
+    """Case 43: whatever changes from call to call, one kernel serves it."""
+    from fa4.compiler import lookup
+
+    found = []
+    original = lookup._find
+    monkeypatch.setattr(lookup, "_find", lambda key, request: found.append(key) or original(key, request))
+    lookup.forget()
+    for step, (lengths, ratio, layout) in enumerate([((9, 17), 1, "contiguous"), ((65, 40), 3, "padded"), ((1, 90), 2, "heads_first")]):
+        options = {"window_size": (5 + step, 3 - step * 4), "softcap": 5.0 + step, "softmax_scale": 0.1 - step}
+        check(AttentionShape(1 + step, *lengths, ratio, 1, 64), layout=layout, **options)
+    assert len(found) == 1
+
+
 def test_large_batch():
     """More blocks than the y and z dimensions of a grid could number, without running them: the launch is what is looked at."""
     from fa4.runtime import virtual
