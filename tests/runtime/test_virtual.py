@@ -128,7 +128,7 @@ def test_lengths_numbers_and_strides_are_arguments(monkeypatch):
     monkeypatch.setattr(lookup, "_find", lambda key, request: found.append(key) or original(key, request))
     lookup.forget()
     for step, (lengths, ratio, layout) in enumerate([((9, 17), 1, "contiguous"), ((65, 40), 3, "padded"), ((1, 90), 2, "heads_first")]):
-        options = {"window_size": (5 + step, 3 - step * 4), "softcap": 5.0 + step, "softmax_scale": 0.1 - step}
+        options = {"window_size": (5 + step, 3 - step * 5), "softcap": 5.0 + step, "softmax_scale": 0.1 - step}
         check(AttentionShape(1 + step, *lengths, ratio, 1, 64), layout=layout, **options)
     assert len(found) == 1
 
