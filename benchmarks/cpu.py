@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import fa4
 from fa4.cpu import torch_flash
 from fa4.cpu.backward import attention_backward
 from fa4.cpu.forward import attention_forward
@@ -65,24 +66,10 @@ class Case:
         return AttentionOptions(self.head_dim**-0.5, self.window or None, 0 if self.causal or self.window else None, self.softcap)
 
 
-class _Fa4(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, options):  # type: ignore[no-untyped-def]
-        out, lse = attention_forward(q, k, v, options)
-        ctx.options = options
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx, dout):  # type: ignore[no-untyped-def]
-        q, k, v, out, lse = ctx.saved_tensors
-        return (*attention_backward(dout, None, q, k, v, out, lse, ctx.options, needed=(True, True, True)), None)
-
-
 def run_fa4(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
     """The call under test."""
-    out: Tensor = _Fa4.apply(q, k, v, case.options())  # type: ignore[no-untyped-call]
-    return out
+    window = (case.window, 0) if case.window else (None, None)
+    return fa4.attention(q, k, v, causal=case.causal, window_size=window, softcap=case.softcap)
 
 
 def run_torch(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
