@@ -141,16 +141,19 @@ def backward(saved: Saved, options: AttentionOptions, needed: Needed) -> Gradien
     results = [torch.empty(x.shape, dtype=x.dtype) if need else None for x, need in zip((q, k, v), needed, strict=True)]
     drop, calls = _blocks(q, k, _backward_bytes(q, k))
     for pairs in calls:
-        parts = _backward_call(pairs, saved, options, drop)
-        for side, result, part in zip((pairs, pairs.keys, pairs.keys), results, parts, strict=True):
-            if result is not None:
-                place = side.view(result).transpose(2, 3)
-                # Query heads that share a key head add up in its gradient.
-                total = part.sum(1) if side.group < pairs.group else part
-                place.copy_(total.view(place.shape))
-        del parts, part, total  # before the next call allocates its own
+        _store(pairs, _backward_call(pairs, saved, options, drop), results)
     dq, dk, dv = results
     return dq, dk, dv
+
+
+def _store(pairs: Pairs, parts: tuple[Tensor, ...], results: list[Tensor | None]) -> None:
+    """Put a block's gradients in their places; the parts are gone before the next call allocates its own."""
+    for side, result, part in zip((pairs, pairs.keys, pairs.keys), results, parts, strict=True):
+        if result is not None:
+            place = side.view(result).transpose(2, 3)
+            # Query heads that share a key head add up in its gradient.
+            total = part.sum(1) if side.group < pairs.group else part
+            place.copy_(total.view(place.shape))
 
 
 def _backward_call(pairs: Pairs, saved: Saved, options: AttentionOptions, drop: int) -> tuple[Tensor, ...]:

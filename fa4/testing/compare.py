@@ -52,9 +52,10 @@ def compare(name: str, actual: Tensor, reference: Float64Array, baseline: Tensor
     ``baseline`` is a plain torch computation in the dtype of ``actual`` (``torch_attention``), so ``err_baseline`` is what the
     arithmetic of that dtype costs anyway. ``rounding`` is ``max |((ref + 0.3) - 0.3) - ref|`` in that dtype: what one addition of
     order one loses. ``factor`` is 2, as in the FlashAttention tests, and 8 for float32 results, where both errors can be nothing
-    but the order of summation (docs/decisions/0004). The bound is taken for each block of 64 positions along ``axis``, the sequence:
-    under a causal mask the first rows have errors a hundred times those of the last, which would otherwise be free to be wrong.
-    There is no per-test tolerance. Reported is the error that is closest to the bound of its block, or furthest beyond it.
+    but the order of summation; there ``rounding`` is at least the spacing of float32 at the reference, since a block of lse may be a
+    single entry that the baseline hits by luck (docs/decisions/0004). The bound is taken for each block of 64 positions along
+    ``axis``, the sequence: under a causal mask the first rows have errors a hundred times those of the last, which would otherwise
+    be free to be wrong. There is no per-test tolerance. Reported is the error closest to the bound of its block, or furthest beyond.
 
     Raises:
         AssertionError: shapes or dtypes differ, or the baseline is not finite where the reference is (the inputs are outside what
@@ -70,12 +71,14 @@ def compare(name: str, actual: Tensor, reference: Float64Array, baseline: Tensor
     finite = np.isfinite(reference)
     rounded = torch.from_numpy(np.where(finite, reference, 0.0)).to(actual.dtype)
     rounding = (((rounded + 0.3) - 0.3) - rounded).double().abs().numpy()
+    if actual.dtype == torch.float32:
+        rounding = np.maximum(rounding, np.spacing(rounded.abs().numpy()))
     baseline_error = _deviation(baseline, reference, finite)
     if not np.isfinite(baseline_error).all():
         raise AssertionError(f"{name}: the {actual.dtype} baseline overflows: no bound for these inputs")
     measured = actual.detach().double().cpu().numpy()
     same = np.where(finite, np.isfinite(measured), (measured == reference) | (np.isnan(measured) & np.isnan(reference)))
-    error = np.nan_to_num(_deviation(actual, reference, finite), nan=np.inf)
+    error = np.nan_to_num(_deviation(actual, reference, finite), nan=np.inf, posinf=np.inf)
     bound = _FACTOR[actual.dtype] * _block_maximum(baseline_error, axis) + 2 * _block_maximum(rounding, axis)
     share = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
     worst = np.unravel_index(int(np.argmax(share)), share.shape)
