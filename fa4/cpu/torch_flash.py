@@ -117,7 +117,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
     """``fa4.cpu.forward.attention_forward`` where ``fits_forward`` holds."""
     causal = not Band.of(q.shape[1], k.shape[1], options).full
     dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
-    drop, calls = (2, [_everything(k)]) if _whole_forward(q, k, v) else _blocks(q, k, _forward_bytes(q, k))
+    if _whole_forward(q, k, v):
+        views = (x.transpose(1, 2) for x in (q, k, v))
+        out_part, lse_part = _aten._scaled_dot_product_flash_attention_for_cpu(*views, 0.0, causal, scale=options.softmax_scale)
+        return out_part.transpose(1, 2).contiguous(), lse_part.contiguous()
+    drop, calls = _blocks(q, k, _forward_bytes(q, k))
     out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
     for pairs in calls:
         call = pairs.group, drop, dtype
