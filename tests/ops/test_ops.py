@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
+import fa4.ops  # registers the ops
 from fa4 import dispatch
 from fa4.testing import AttentionShape, make_inputs
 
