@@ -18,7 +18,7 @@ from fa4.vgpu.memory import Block, Buffer, FaultError, GlobalMemory
 from fa4.vgpu.program import Kernel, Op, Program
 from fa4.vgpu.report import Observer, Report
 from fa4.vgpu.scheduler import Pick, Schedule, Scheduler
-from fa4.vgpu.state import EXITED, RUNNING, Cta, Dim3, Gang, Warp
+from fa4.vgpu.state import EXITED, Cta, Dim3, Gang, Warp
 
 Array = npt.NDArray[Any]
 
@@ -486,6 +486,3 @@ def _total(reports: Sequence[Report]) -> Report:
             warps[i] += count
     rest = sum(r.ctas for r in reports), sum(r.steps for r in reports), sum(r.seconds for r in reports)
     return _summary(by_opcode, by_source, warps, totals, rest)
-
-
-__all__ = ["ARCHES", "RUNNING", "Gpu", "Launch", "parameter_block"]
