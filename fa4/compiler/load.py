@@ -30,7 +30,7 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None, device: i
         resolve: address of a symbol that the host code calls (``_cudaLaunchKernelEx``, for example), None for the DSL's own runtime
             library. By this a stand-in for the driver takes the launches.
         device: number of the CUDA device to which the machine code is loaded now. None leaves it to the first call, and to the DSL's
-            library, which loads it to every device that it sees; no GPU is touched before.
+            library, which loads it to every device that it sees; no GPU is touched before. So it is for an object that only cutlass can load.
 
     Raises:
         CompileError: the object is for another machine, or cannot be loaded.
@@ -48,7 +48,7 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None, device: i
     except (LinkError, ElfError) as error:
         if resolve is not None:
             raise CompileError(f"{artifact.function} cannot be loaded: {error}") from error
-        _log.info("loading %s by way of cutlass, its machine code at the first call: %s", artifact.function, error)
+        _log.info("loading %s by way of cutlass: %s", artifact.function, error)
         return _load_with_dsl(artifact)
     function: Callable[..., Any] = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=loaded)
     return function
@@ -66,8 +66,14 @@ def _load_machine_code(artifact: Artifact, loaded: LoadedObject, device: int) ->
     load = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(loaded.address(f"{prefix}_load_to_device"))
     status = init(ctypes.addressof(library)) or load(ctypes.addressof(library), device)
     if status:
-        name = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(_default_symbol("cuda_dialect_get_error_name") or 0)(status).decode()
-        raise CompileError(f"{artifact.function}, compiled for {artifact.arch}, cannot be loaded to cuda:{device}: {name} ({status})")
+        reason = cuda_error(status)
+        raise CompileError(f"{artifact.function}, compiled for {artifact.arch}, cannot be loaded to cuda:{device}: {reason}")
+
+
+def cuda_error(status: int) -> str:
+    """A status of the CUDA runtime by name and number, for messages."""
+    name: bytes = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(_default_symbol("cuda_dialect_get_error_name") or 0)(status)
+    return f"{name.decode()} ({status})"
 
 
 def _loaded_already(name: str, resolve: Resolver | None) -> int | None:

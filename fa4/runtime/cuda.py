@@ -9,6 +9,7 @@ allocator, and nothing waits, loads or records an event.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -19,7 +20,7 @@ from torch import Tensor
 from fa4 import dispatch
 from fa4.arch import arch_for_capability
 from fa4.compiler.artifact import Artifact
-from fa4.compiler.load import load_function
+from fa4.compiler.load import cuda_error
 from fa4.errors import BackendError, CudaError
 from fa4.problem import AttentionOptions, Direction
 from fa4.runtime import device, forward
@@ -54,7 +55,13 @@ def run(index: int, artifact: Artifact, inputs: Sequence[Tensor], outputs: Seque
     try:
         found[1](*inputs, *outputs, *scalars, device.current_stream(index))
     except Exception as error:
-        raise CudaError(f"{artifact.function} on cuda:{index}: {error}") from error
+        raise CudaError(f"{artifact.function} on cuda:{index}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What host code says in one line; for a status of CUDA its name, since tvm-ffi has the number, and cutlass, where loaded, a report."""
+    status = re.search(r"(?i)\berror code:? (\d+)", str(error))
+    return cuda_error(int(status[1])) if status else str(error)
 
 
 @lru_cache(maxsize=256)
@@ -83,5 +90,5 @@ def _load(artifact: Artifact, index: int) -> tuple[Artifact, Callable[..., Any]]
     with _lock:
         if key not in _functions:
             with device.on_device(index):
-                _functions[key] = artifact, load_function(artifact, device.resolve, index)
+                _functions[key] = artifact, device.load(artifact, index)
         return _functions[key]

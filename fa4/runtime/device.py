@@ -1,15 +1,15 @@
-"""What a launch must ask of torch about a CUDA device. One small seam: the tests replace it by devices that are not there."""
+"""What a launch needs to know of CUDA devices, and the way to them: one small seam, which the tests replace by devices that are not there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
-from fa4.compiler.load import Resolver
-
-resolve: Resolver | None = None
-"""Where host code finds the functions through which it reaches CUDA; None for the DSL's own runtime library."""
+from fa4.compiler.artifact import Artifact
+from fa4.compiler.load import load_function
 
 
 def capability(index: int) -> tuple[int, int]:
@@ -26,3 +26,12 @@ def current_stream(index: int) -> int:
 def on_device(index: int) -> AbstractContextManager[None]:
     """A block in which ``index`` is the current device."""
     return torch.cuda.device(index)
+
+
+def load(artifact: Artifact, index: int) -> Callable[..., Any]:
+    """The host function of ``artifact``, bound to the DSL's runtime library, its machine code loaded to device ``index``.
+
+    Raises:
+        CompileError: it cannot be loaded there.
+    """
+    return load_function(artifact, device=index)

@@ -11,13 +11,13 @@ import warnings
 from contextlib import contextmanager
 
 import torch
+import tvm_ffi
 
+from fa4.compiler.load import load_function
 from fa4.runtime import cuda, device
 from fa4.vgpu.driver import Driver
 
 _CPU, _CUDA = 1, 2  # DLDeviceType
-_PER_LAUNCH = ("_cudaGetDevice", "_cudaSetDevice", "_cudaLaunchKernelEx")
-
 
 def _relabelled(x: torch.Tensor, kind: int, index: int) -> torch.Tensor:
     """A tensor of the same memory that says it is on another device."""
@@ -36,6 +36,19 @@ def on_cuda(x: torch.Tensor, index: int = 0) -> torch.Tensor:
 def on_host(x: torch.Tensor) -> torch.Tensor:
     """The memory of such a tensor, as a CPU tensor."""
     return _relabelled(x, _CPU, 0)
+
+
+class _Exported:
+    """A tensor for consumers that are not to ask torch about streams."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **_options):
+        return torch._C._to_dlpack(self.tensor)
+
+    def __dlpack_device__(self):
+        return _CUDA, self.tensor.get_device()
 
 
 class Devices:
@@ -57,9 +70,8 @@ class Devices:
     @contextmanager
     def installed(self, monkeypatch):
         """In place of torch's CUDA: primitives of ``fa4.runtime.device``, and the two kernels of torch that a call needs."""
-        for name in ("capability", "current_stream", "on_device"):
+        for name in ("capability", "current_stream", "on_device", "load"):
             monkeypatch.setattr(device, name, getattr(self, name))
-        monkeypatch.setattr(device, "resolve", self.driver.resolve)
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
@@ -88,6 +100,17 @@ class Devices:
             yield
         finally:
             self.current = before
+
+    def load(self, artifact, index):
+        function = load_function(artifact, self.driver.resolve, index)
+        if not torch.backends.cuda.is_built():
+            return function
+
+        def call(*arguments):
+            # Of a torch.Tensor on CUDA tvm-ffi asks torch's own library for the stream, which needs a driver where it has CUDA.
+            function(*(tvm_ffi.from_dlpack(_Exported(x)) if isinstance(x, torch.Tensor) else x for x in arguments))
+
+        return call
 
     def _empty(self, size, *, dtype=None, device=None, **_options):
         self.allocated.append(on_cuda(torch.full(size, torch.nan, dtype=dtype), device.index))
