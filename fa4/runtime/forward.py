@@ -34,17 +34,19 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         ShapeError: lengths beyond the kernel's 32-bit indices.
         CompileError, UnsupportedError: there is no kernel for this request.
     """
-    batch, seqlen_q, heads = q.shape[:3]
-    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]))
+    batch, seqlen_q, heads, head_dim = q.shape
+    _, seqlen_k, _, head_dim_v = v.shape
+    out = q.new_empty((batch, seqlen_q, heads, head_dim_v))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
-    if lse.numel() == 0:
+    rows = batch * heads * seqlen_q
+    if rows == 0:
         return out, lse
-    if seqlen_q + k.shape[1] > MAX_INT32 - 1024 or lse.numel() > MAX_INT32:
+    if seqlen_q + seqlen_k > MAX_INT32 - 1024 or rows > MAX_INT32:
         rule = "Sq + Sk and B * Hq * Sq must stay below 2**31"
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
     left, right, softcap = options.window_left, options.window_right, options.softcap
     bounds = None if left is None else 1, right and 1  # of a right bound the kernel knows whether it is 0
-    problem, config = _compiled_for(q.dtype, q.shape[3], v.shape[3], bounds, softcap > 0, arch)
+    problem, config = _compiled_for(q.dtype, head_dim, head_dim_v, bounds, softcap > 0, arch)
     scalars = (
         options.softmax_scale,
         softcap if problem.softcap else None,
