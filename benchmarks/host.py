@@ -18,7 +18,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import version
@@ -57,11 +57,10 @@ def load(artifact: Artifact, index: int) -> Callable[..., Any]:
 def install() -> None:
     """One device of compute capability 8.0, and results out of memory that is allocated beforehand, each after a real allocation."""
     torch.cuda._lazy_init = lambda: None
-    device.capability = lambda _index: (8, 0)
-    device.current_stream = lambda _index: 0
-    device.on_device = lambda _index: nullcontext()
-    device.load = load
-    pools = {
+    vars(device).update(
+        capability=lambda _index: (8, 0), current_stream=lambda _index: 0, on_device=lambda _index: nullcontext(), load=load
+    )
+    pools: dict[tuple[int, ...], Iterator[Tensor]] = {
         shape: itertools.cycle([on_cuda(torch.empty(shape, dtype=dtype)) for _ in range(4)])
         for shape, dtype in ((SHAPE, torch.bfloat16), (LSE_SHAPE, torch.float32))
     }

@@ -30,7 +30,7 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None, device: i
         resolve: address of a symbol that the host code calls (``_cudaLaunchKernelEx``, for example), None for the DSL's own runtime
             library. By this a stand-in for the driver takes the launches.
         device: number of the CUDA device to which the machine code is loaded now. None leaves it to the first call, and to the DSL's
-            library, which loads it to every device that it sees; no GPU is touched before. So it is for an object that only cutlass can load.
+            library, which loads it to every device that it sees; no GPU is touched before. So it is in any case where cutlass has to load.
 
     Raises:
         CompileError: the object is for another machine, or cannot be loaded.

@@ -1,4 +1,4 @@
-"""What a launch needs to know of CUDA devices, and the way to them: one small seam, which the tests replace by devices that are not there."""
+"""What a launch asks of CUDA devices, and the way to them: a small seam, which the tests replace by devices that are not there."""
 
 from __future__ import annotations
 

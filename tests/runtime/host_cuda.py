@@ -19,6 +19,7 @@ from fa4.vgpu.driver import Driver
 
 _CPU, _CUDA = 1, 2  # DLDeviceType
 
+
 def _relabelled(x: torch.Tensor, kind: int, index: int) -> torch.Tensor:
     """A tensor of the same memory that says it is on another device."""
     capsule = torch._C._to_dlpack(x.detach())

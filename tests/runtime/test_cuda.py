@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from host_cuda import Devices, on_cuda, on_host
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
 from fa4 import tuning
@@ -93,7 +94,9 @@ def test_46_each_device_gets_the_code_of_its_architecture(devices):
 def test_the_device_is_restored_after_a_launch_that_fails(devices):
     fa4.attention(*inputs_on(1), causal=True)
     devices.failing["_cudaLaunchKernelEx"] = 701
-    with pytest.raises(fa4.CudaError, match=r"fa4_ampere_forward_bf16_d64_causal\S* on cuda:1: cudaErrorLaunchOutOfResources \(701\)$") as caught:
+    with pytest.raises(
+        fa4.CudaError, match=r"fa4_ampere_forward_bf16_d64_causal\S* on cuda:1: cudaErrorLaunchOutOfResources \(701\)$"
+    ) as caught:
         fa4.attention(*inputs_on(1), causal=True)
     assert caught.value.__cause__ is not None
     assert devices.current == 0
@@ -256,6 +259,16 @@ def test_threads_load_a_kernel_once(devices):
         thread.join()
     assert [name for name, _ in devices.calls].count("_cudaLibraryLoadData") == 1
     assert len(devices.launches) == 4
+
+
+def test_fake_tensors_are_not_launched(devices):
+    """As torch.compile sees them."""
+    with FakeTensorMode():
+        q = torch.empty(2, 70, 4, 64, dtype=torch.bfloat16, device="cuda")
+        out, lse = fa4.attention(q, q, q, causal=True, return_lse=True)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, (2, 4, 70), torch.float32)
+    assert out.device.type == lse.device.type == "cuda"
+    assert (devices.calls, devices.asked, devices.allocated) == ([], [], [])
 
 
 @pytest.mark.vgpu
