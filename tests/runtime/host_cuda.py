@@ -7,6 +7,7 @@ torch makes a CUDA tensor of host memory where DLPack says that it is one, witho
 from __future__ import annotations
 
 import ctypes
+import time
 import warnings
 from contextlib import contextmanager
 
@@ -56,7 +57,8 @@ class Devices:
     """Devices with the given compute capabilities, the first of them current; each has a current stream of its own.
 
     ``calls`` are the functions of the CUDA runtime that were called, by the number of the device that was current; ``launches``
-    the launches with their streams; ``asked`` what was asked of torch; ``allocated`` the results of torch's allocator.
+    the launches with their streams; ``images`` the machine code that was loaded; ``prepared`` the devices that kernels were set up for;
+    ``asked`` what was asked of torch; ``allocated`` the results of torch's allocator.
     """
 
     def __init__(self, *capabilities: tuple[int, int]) -> None:
@@ -64,6 +66,8 @@ class Devices:
         self.streams = [0x1000 * (index + 1) for index in range(len(capabilities))]
         self.current = 0
         self.calls, self.launches, self.asked, self.allocated, self.images = [], [], [], [], []
+        self.prepared = set()
+        self.load_seconds = 0.0
         self.on_launch = lambda _request: None
         self.failing = {}  # function -> error code
         self.driver = _RecordingDriver(self)
@@ -139,6 +143,7 @@ class _RecordingDriver(Driver):
 
     def __init__(self, devices: Devices) -> None:
         self.devices = devices
+        self.loaded_to = {}  # kernel -> device
         super().__init__(self._launched, 232448)
 
     def _functions(self):
@@ -146,6 +151,7 @@ class _RecordingDriver(Driver):
             "_cudaGetDevice": (1, self._get_device),
             "_cudaSetDevice": (1, self._set_device),
             "_cudaLibraryLoadData": (8, self._load),
+            "_cudaKernelSetAttributeForDevice": (4, self._set_attribute),
         }
         return {name: (count, self._recorded(name, function)) for name, (count, function) in functions.items()}
 
@@ -162,11 +168,20 @@ class _RecordingDriver(Driver):
     def _set_device(self, index):
         self.devices.current = index or 0
 
+    def _set_attribute(self, _kernel, _attribute, _value, index):
+        self.devices.prepared.add(index or 0)
+
     def _load(self, out, image, *_):
+        time.sleep(self.devices.load_seconds)
         self.devices.images.append((self.devices.current, image))
         ctypes.c_void_p.from_address(out).value = len(self.devices.images)
 
+    def _get_kernel(self, out, library, name):
+        super()._get_kernel(out, library, name)
+        self.loaded_to[ctypes.c_uint64.from_address(out).value] = self.devices.current
+
     def _launch_kernel(self, config, kernel, arguments):
+        assert self.loaded_to[kernel] == self.devices.current, "launched on a device for which another copy of the kernel was loaded"
         self.stream = ctypes.c_uint64.from_address(config + 32).value
         super()._launch_kernel(config, kernel, arguments)
 

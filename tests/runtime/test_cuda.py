@@ -91,6 +91,14 @@ def test_46_each_device_gets_the_code_of_its_architecture(devices):
     assert artifact_for("sm_80").cubin != artifact_for("sm_90a").cubin
 
 
+def test_46_devices_of_one_architecture_are_loaded_one_by_one(monkeypatch):
+    with Devices(A100, A100).installed(monkeypatch) as devices:
+        for index, prepared in ((1, {1}), (0, {0, 1}), (1, {0, 1})):
+            fa4.attention(*inputs_on(index), causal=True)
+            assert devices.prepared == prepared
+        assert [device for device, _ in devices.images] == [1, 0]
+
+
 def test_the_device_is_restored_after_a_launch_that_fails(devices):
     fa4.attention(*inputs_on(1), causal=True)
     devices.failing["_cudaLaunchKernelEx"] = 701
@@ -247,6 +255,7 @@ def test_threads_load_a_kernel_once(devices):
     barrier = threading.Barrier(4)
     inputs = inputs_on(1)
     artifact_for("sm_90a")
+    devices.load_seconds = 0.2
 
     def call():
         barrier.wait()
