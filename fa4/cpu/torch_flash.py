@@ -62,6 +62,8 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
 
 def _is_causal(q: Tensor, k: Tensor, options: AttentionOptions) -> bool | None:
     """What torch calls ``is_causal`` for the request's band; None where it has another form."""
+    if options.window_left is None and (options.window_right is None or (options.window_right == 0 and q.shape[1] == k.shape[1])):
+        return options.window_right == 0  # at once: short requests notice the time a Band takes
     band = Band.of(q.shape[1], k.shape[1], options)
     return False if band.full else True if band.square_causal else None
 
