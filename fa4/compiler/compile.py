@@ -72,7 +72,9 @@ def _compile(problem: AttentionProblem, config: Any, target: Target, folder: Pat
     kernel = getattr(import_module(module), name)(problem, config)
     facts: dict[str, dict[str, Dim3]] = {}
     remarks = folder / "remarks"
-    where = f"--gpu-arch {target.arch} --dump-dir {shlex.quote(str(folder))} --remark-output {shlex.quote(str(remarks))}"
+    where = f"--gpu-arch {target.arch} --dump-dir {shlex.quote(str(folder))}"
+    if "remarks" in target.options:
+        where += f" --remark-output {shlex.quote(str(remarks))}"
     compiled = cute.compile(
         kernel,
         *kernel.compile_arguments(),
