@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -208,13 +208,13 @@ class Gpu:
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
-        report = _report(launch, steps, time.perf_counter() - start)
+        report = replace(_report(launch, steps, time.perf_counter() - start), kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
 
     def report(self) -> Report:
         """All launches so far together."""
-        return _total(self.reports)
+        return replace(_total(self.reports), launches=tuple(self.reports))
 
     def _launch(self, code: Code, grid: Dim3, block: Dim3, dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel
