@@ -24,7 +24,6 @@ from fa4.vgpu.driver import LaunchRequest
 from fa4.vgpu.errors import LaunchError
 from fa4.vgpu.machine import Gpu
 from fa4.vgpu.program import Program
-from fa4.vgpu.report import Observer
 from fa4.vgpu.scheduler import Schedule
 
 # Tensors that were arguments, by their id: (the tensor, its memory). For all blocks, since a tensor may be used in several.
@@ -108,10 +107,8 @@ def attach(
     seed: int | None = None,
     schedule: Schedule | None = None,
     delay: Literal["late", "early"] | None = None,
-    resident: int = 4,
-    approximate: Literal["exact", "random"] = "exact",
-    observer: Observer | None = None,
     line_info: bool = True,
+    **options: Any,
 ) -> Iterator[AttachedGpu]:
     """Run CuTe-DSL functions on a virtual GPU: ``cute.compile`` and calls, or calls of ``@cute.jit`` functions, inside the block.
 
@@ -124,10 +121,8 @@ def attach(
         seed: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_seed``.
         schedule: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_schedule``.
         delay: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_delay``.
-        resident: see ``fa4.vgpu.Gpu``.
-        approximate: see ``fa4.vgpu.Gpu``.
-        observer: see ``fa4.vgpu.Gpu``.
         line_info: compile with a line table, so that errors and reports name source lines. Tracing takes about twice as long.
+        options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``, ``observer``.
 
     Raises:
         LaunchError: an argument that ``Gpu`` refuses, a block inside another, a function compiled for an architecture that this one
@@ -140,9 +135,7 @@ def attach(
         seed=settings.vgpu_seed if seed is None else seed,
         schedule=schedule or settings.vgpu_schedule,
         delay=delay or settings.vgpu_delay,
-        resident=resident,
-        approximate=approximate,
-        observer=observer,
+        **options,
     )
     with dsl.hooked(gpu, line_info):
         yield gpu

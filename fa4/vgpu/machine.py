@@ -14,7 +14,7 @@ from fa4.vgpu import barrier
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled, EmitError, compile_block
 from fa4.vgpu.errors import DeadlockError, LaunchError, Place, UnsupportedInstructionError, VgpuError
-from fa4.vgpu.memory import Block, Buffer, FaultError, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, FaultError, GlobalMemory
 from fa4.vgpu.program import Kernel, Op, Program
 from fa4.vgpu.report import Observer, Report
 from fa4.vgpu.scheduler import Pick, Schedule, Scheduler
@@ -58,6 +58,7 @@ class Launch:
     approx_seed: int
     early_copies: bool
     observer: Observer | None
+    blank: int = UNWRITTEN
     ticks: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
@@ -123,6 +124,8 @@ class Gpu:
         delay: when an asynchronous copy reads its source: "late", when it is waited for, or "early", when it is issued. Either way its
             destination may not be touched until then.
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
+        unwritten: what a read of shared memory is that nothing was written to: an "error", or "nan", bytes of 0xFF, for kernels
+            that compute on rows of a tile beyond the tensor and drop the result.
         observer: told of block entries and synchronisation; None costs nothing.
     """
 
@@ -135,6 +138,7 @@ class Gpu:
         resident: int = 4,
         delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
+        unwritten: Literal["error", "nan"] = "error",
         observer: Observer | None = None,
     ) -> None:
         if arch not in ARCHES:
@@ -143,11 +147,14 @@ class Gpu:
             raise LaunchError(f"approximate={approximate!r}: must be exact or random")
         if delay not in ("late", "early"):
             raise LaunchError(f"delay={delay!r}: must be late or early")
+        if unwritten not in ("error", "nan"):
+            raise LaunchError(f"unwritten={unwritten!r}: must be error or nan")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
         self.arch, self.seed, self.schedule, self.resident = arch, seed, schedule, resident
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
+        self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
@@ -237,7 +244,7 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        return Launch(code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer)
+        return Launch(code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer, self.blank)
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)
