@@ -51,7 +51,7 @@ def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequenc
     """
     import tvm_ffi
 
-    driver = Driver(partial(launch, gpu, _program(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
+    driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         tensor.fill_(torch.nan)  # what the kernel leaves out shows
@@ -107,7 +107,8 @@ def registered(gpu: Gpu, regions: Iterable[Region]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=64)
-def _program(ptx: str) -> Program:
+def parsed(ptx: str) -> Program:
+    """The program of a text, which keeps the code that the virtual GPU generates for it."""
     return Program.parse(ptx)
 
 
