@@ -48,11 +48,14 @@ class AttachedGpu(Gpu):
         tensor that overlaps it.
 
         Raises:
-            LaunchError: it has no memory on the host.
+            LaunchError: it has no memory on the host, or its library does not give it away.
         """
         if not on_host(array):
             raise LaunchError(f"register({name!r}): {type(array).__name__} is no CPU tensor or array")
-        memory = region(array.__dlpack__(), name, writable)
+        try:
+            memory = region(array.__dlpack__(), name, writable)
+        except BufferError as error:  # a read-only array of numpy, a tensor that requires gradients
+            raise LaunchError(f"register({name!r}): {error}") from error
         self._registered.append((array, memory))
         return memory.begin
 

@@ -151,6 +151,7 @@ class Gpu:
             raise LaunchError(f"unwritten={unwritten!r}: must be error or nan")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
+        Scheduler(schedule, seed)  # refuses a schedule that it does not know
         self.arch, self.seed, self.schedule, self.resident = arch, seed, schedule, resident
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"

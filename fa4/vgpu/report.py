@@ -47,7 +47,7 @@ class Report:
         return f"<Report: {self._summary()}>"
 
     def _summary(self) -> str:
-        what = f"{self.kernel} " if self.kernel else f"{len(self.launches)} launches, "
+        what = f"{self.kernel} " if self.kernel else f"{len(self.launches)} launch{'' if len(self.launches) == 1 else 'es'}, "
         if self.grid is not None:
             what += f"grid {self.grid} block {self.block}: "
         moved = "".join(f", {size:,} B {space}" for space, size in _ranked(self.bytes))

@@ -193,8 +193,6 @@ def test_unwritten_memory_as_nan():
     right = y == x.flip(0)
     assert 0 < int(right.sum()) < 128
     assert y[~right].isnan().all()
-    with pytest.raises(LaunchError, match="unwritten='zero': must be error or nan"), attach("sm_80", unwritten="zero"):
-        pass
 
 
 @pytest.mark.parametrize("options", ["", TVM])
@@ -225,6 +223,8 @@ def test_bad_use_is_refused():
             cute.compile(scale, from_dlpack(x), from_dlpack(x), Float32(1), options="--gpu-arch sm_90a")
         with pytest.raises(LaunchError, match="no CPU tensor"):
             gpu.register([1.0], "x")
+        with pytest.raises(LaunchError, match=r"register\('x'\): .*gradient"):
+            gpu.register(torch.zeros(3, requires_grad=True), "x")
         plain = from_dlpack(x)
         compiled = cute.compile(scale, plain, plain, Float32(1))
     with attach("sm_90a"):
@@ -232,8 +232,14 @@ def test_bad_use_is_refused():
         newer = cute.compile(scale, plain, plain, Float32(1))
     with attach("sm_80"), pytest.raises(LaunchError, match="compiled for sm_90a, the attached GPU is sm_80"):
         newer(plain, plain, Float32(1))
-    with pytest.raises(LaunchError, match="arch='sm_70'"), attach("sm_70"):
-        pass
+    for arch, options, message in (
+        ("sm_70", {}, "arch='sm_70'"),
+        ("sm_80", {"schedule": "fair"}, "schedule='fair'"),
+        ("sm_80", {"delay": "never"}, "delay='never'"),
+        ("sm_80", {"unwritten": "zero"}, "unwritten='zero': must be error or nan"),
+    ):
+        with pytest.raises(LaunchError, match=message), attach(arch, **options):
+            pass
 
 
 def test_settings_are_the_defaults():
