@@ -141,10 +141,6 @@ class Driver:
         self._launch(LaunchRequest(name, _dim3(words[0:3]), _dim3(words[3:6]), cluster, shared, arguments))
 
 
-def _refuse(name: str) -> None:
-    raise LaunchError(f"the host code calls {name[1:]}, which the virtual GPU does not offer")
-
-
 def _dim3(values: list[int]) -> Dim3:
     x, y, z = values
     return x, y, z
@@ -156,3 +152,7 @@ def _set_int(pointer: int, value: int) -> None:
 
 def _set_pointer(pointer: int, value: int) -> None:
     ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64))[0] = value
+
+
+def _refuse(name: str) -> None:
+    raise LaunchError(f"the host code calls {name[1:]}, which the virtual GPU does not offer")

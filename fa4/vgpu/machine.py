@@ -58,10 +58,10 @@ class Launch:
     approx_seed: int
     early_copies: bool
     observer: Observer | None
-    blank: int = UNWRITTEN
     ticks: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
+    blank: int = UNWRITTEN
 
     @property
     def kernel(self) -> Kernel:
@@ -245,7 +245,9 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        return Launch(code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer, self.blank)
+        return Launch(
+            code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer, blank=self.blank
+        )
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)
