@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import cutlass.cute as cute
@@ -16,7 +17,10 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_ptr
 from dsl_kernels import Scale, multiprocessors, reverse, scale, scale_anything, scale_pair, scale_pointers, scale_twice, shift
 
 import fa4
+from fa4 import tuning
 from fa4.arch import get_arch
+from fa4.compiler import lookup
+from fa4.problem import AttentionProblem
 from fa4.vgpu import LaunchError, OutOfBoundsError, UninitializedError, attach
 
 pytestmark = [pytest.mark.compile, pytest.mark.vgpu]
@@ -276,9 +280,18 @@ def test_empty_is_nan():
         assert (gpu.empty(2, dtype=torch.int32) == -1).all()
 
 
-def test_attention_inside_a_block_is_as_outside():
-    """fa4 compiles for its own cache, which must not depend on an open block."""
-    q, k, v = torch.randn(3, 1, 40, 1, 64).to(torch.bfloat16)
-    with attach("sm_80", line_info=True):
-        inside = fa4.attention(q, k, v, causal=True, backend="vgpu", arch="sm_80")
-    assert torch.equal(inside, fa4.attention(q, k, v, causal=True, backend="vgpu", arch="sm_80"))
+def test_attention_inside_a_block_is_as_outside(tmp_path):
+    """fa4 compiles for its own cache: an open block must not add line information there, or anything else."""
+    problem = AttentionProblem("forward", "bfloat16", 8, 8)
+    config = tuning.config(problem, get_arch("sm_80"))
+    q, k, v = torch.randn(3, 1, 40, 1, 8).to(torch.bfloat16)
+    artifacts, results = [], []
+    for name, block in (("outside", nullcontext()), ("inside", attach("sm_80", line_info=True))):
+        lookup.forget()
+        with fa4.settings(cache_dir=str(tmp_path / name)), block:
+            results.append(fa4.attention(q, k, v, backend="vgpu", arch="sm_80"))
+            artifacts.append(lookup.get(problem, config, "sm_80"))
+    lookup.forget()
+    assert torch.equal(*results)
+    assert ".loc" not in artifacts[1].ptx
+    assert artifacts[0] == artifacts[1]
