@@ -21,7 +21,7 @@ from fa4.compiler.load import load_function
 from fa4.problem import AttentionProblem
 from fa4.runtime import cuda, virtual
 from fa4.testing import AttentionShape, check_attention, make_inputs
-from fa4.vgpu import Gpu, Program
+from fa4.vgpu import Gpu
 
 pytestmark = pytest.mark.compile
 
@@ -288,11 +288,8 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
     devices.capabilities = (H100, A100)
 
     def execute(artifact, tensors, request):
-        program = Program.parse(artifact.ptx)
-        sizes = [parameter.size for parameter in program.kernel(request.kernel).parameters]
-        for begin, end in virtual._spans([on_host(x) for x in tensors]):
-            gpu.register_buffer(begin, virtual._memory(begin, end), "tensors", True)
-        gpu.launch(program, request.kernel, request.grid, request.block, request.dynamic_shared, request.parameters(sizes))
+        with virtual.registered(gpu, [virtual.region(on_host(x).__dlpack__(), "tensors", True) for x in tensors]):
+            virtual.launch(gpu, virtual.parsed(artifact.ptx), request)
 
     def on_device_1(q, k, v, **keywords):
         tensors = [on_cuda(x, 1) for x in (q, k, v)]
