@@ -5,7 +5,7 @@
 No GPU is needed. CUDA tensors here lie in host memory (tests/runtime/host_cuda.py); torch's CPU allocator stands for its CUDA one, whose
 cached path costs about as much. The compiled host code, tvm-ffi and torch's dispatcher are real. Causal forward, head dim 64, bfloat16,
 contiguous q, k, v, kernel compiled and loaded before the clock starts. A figure is the median of the rounds, each of them the mean of
-many calls.
+many calls; CPU time of the one thread, because other work on the machine would count otherwise.
 """
 
 from __future__ import annotations
@@ -73,17 +73,16 @@ def install() -> None:
     Tensor.new_empty = new_empty  # type: ignore[method-assign, assignment]
 
 
-def microseconds(call: Callable[[], object], rounds: int, calls: int) -> float:
-    """Median over rounds of the mean time of a call."""
-    for _ in range(calls):
-        call()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times) * 1e6
+def microseconds(calls: dict[str, Callable[[], object]], rounds: int, repeats: int) -> dict[str, float]:
+    """Medians over rounds of the mean time of a call. Contenders take turns, so that a slow spell of the machine hits them all."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.process_time()
+            for _ in range(repeats):
+                call()
+            times[name].append((time.process_time() - start) / repeats)
+    return {name: statistics.median(found[1:]) * 1e6 for name, found in times.items()}  # the first round warms up
 
 
 def contenders() -> dict[str, Callable[[], object]]:
@@ -102,7 +101,7 @@ def contenders() -> dict[str, Callable[[], object]]:
     }
 
 
-def dispatch_on_cpu(rounds: int, calls: int) -> dict[str, float]:
+def dispatch_on_cpu() -> dict[str, Callable[[], object]]:
     """Torch's dispatcher alone, on CPU tensors: an op of the same schema whose implementation returns at once."""
     schema = str(torch.ops.fa4.attention_forward.default._schema).partition("(")[2]
     library = torch.library.Library("fa4_benchmark", "DEF")
@@ -113,28 +112,31 @@ def dispatch_on_cpu(rounds: int, calls: int) -> dict[str, float]:
     library.impl("nothing", lambda *_: results, "CPU")
     torch.library.register_autograd("fa4_benchmark::nothing", lambda *_: None, lib=library)
     operator, arguments = torch.ops.fa4_benchmark.nothing.default, (None, None, 0, 0.0, False, "cpu", None)
+
+    def recording(_keep: torch.library.Library = library) -> object:
+        with torch.enable_grad():
+            return operator(leaf, q, q, *arguments)
+
     return {
-        "an op that does nothing, on CPU tensors": microseconds(lambda: operator(q, q, q, *arguments), rounds, calls),
-        "the same, recording a gradient": microseconds(lambda: operator(leaf, q, q, *arguments), rounds, calls),
+        "an op that does nothing, on CPU tensors": lambda: operator(q, q, q, *arguments),
+        "the same, recording a gradient": recording,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--calls", type=int, default=1000)
     arguments = parser.parse_args()
     if torch.backends.cuda.is_built():
         raise SystemExit("this needs a CPU build of torch: tvm-ffi asks a CUDA build for streams, and that needs a driver")
     install()
     print(f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
     print(f"fa4 {fa4.__version__}, torch {torch.__version__}, apache-tvm-ffi {version('apache-tvm-ffi')}")
-    print(f"microseconds a call, median of {arguments.rounds} rounds of {arguments.calls} calls\n")
+    print(f"microseconds of CPU time a call, medians of {arguments.rounds} rounds of {arguments.calls} calls, no gradient wanted\n")
     with torch.no_grad():
-        for name, call in contenders().items():
-            print(f"{name:44} {microseconds(call, arguments.rounds, arguments.calls):6.2f}")
-    for name, value in dispatch_on_cpu(arguments.rounds, arguments.calls).items():
-        print(f"{name:44} {value:6.2f}")
+        for name, value in microseconds(contenders() | dispatch_on_cpu(), arguments.rounds, arguments.calls).items():
+            print(f"{name:44} {value:6.2f}")
 
 
 if __name__ == "__main__":
