@@ -95,7 +95,7 @@ def _unsupported(name: str, bits: int, message: str) -> FaultError:
 
 def swizzled(address: Array, swizzle: int) -> Array:
     """Addresses after the swizzle with rows of ``swizzle`` bytes (0: none)."""
-    return address ^ (address >> 3 & (swizzle - UNIT if swizzle else 0))
+    return np.asarray(address ^ (address >> 3 & (swizzle - UNIT if swizzle else 0)))
 
 
 @dataclass(frozen=True)

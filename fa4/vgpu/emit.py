@@ -288,6 +288,7 @@ class Emitter:
         for register in self.watch.reads.get((block, position), ()):
             if not is_copy(op):
                 self.line(f"g.check_defined({self.watch.rows[register]}, {register.name!r}, {self.masked})")
+        self.check_multiplications(op)
         isa.emit(self, op)
         for register in op.written():
             row = self.watch.rows.get(register)
@@ -297,6 +298,16 @@ class Emitter:
                 if is_copy(op) and op.read()[-1] in self.watch.rows:
                     state = f"D[{self.watch.rows[op.read()[-1]]}]"
                 self.line(f"copyto(D[{row}], {state}{where})")
+
+    def check_multiplications(self, op: Op) -> None:
+        """What wgmma instructions on their way use may not be touched, except by other wgmma instructions, which run in order."""
+        if op.name == "wgmma" or not self.watch.results:
+            return
+        read = self.watch.results.intersection(op.read())
+        written = (self.watch.results | self.watch.factors).intersection(op.written())
+        if read or written:
+            rows = (self.fixed(np.array([r.index for r in registers], int)) for registers in (read, written))
+            self.line(f"if g.cta.multiplications.busy: g.cta.multiplications.check(g, {', '.join(rows)}, {self.masked})")
 
     def begin(self, op: Op) -> None:
         """Set the mask for an instruction."""
@@ -336,7 +347,9 @@ def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared_b
 def _emit_block(emitter: Emitter, block: Block) -> None:
     watch, index = emitter.watch, block.index
     for positions in isa.group(block.ops):
-        watched = any((index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions)
+        watched = bool(watch.results) or any(
+            (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions
+        )
         if len(positions) == 1 or watched:
             for p in positions:
                 emitter.op(block.ops[p], p, index)

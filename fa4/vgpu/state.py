@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fa4.vgpu.async_copy import Copies
 from fa4.vgpu.errors import TrapError, UninitializedError
 from fa4.vgpu.memory import WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory, spread
+from fa4.vgpu.warpgroup import Multiplications
 
 if TYPE_CHECKING:
     from fa4.vgpu.machine import Launch
@@ -78,6 +79,7 @@ class Cta:
         self.copies = Copies(32 * self.warp_count, self.shared, launch.memory, launch.early_copies)
         self.warps = [self._warp(i, launch.threads) for i in range(self.warp_count)]
         self.barriers: dict[int, Any] = {}
+        self.multiplications = Multiplications(self.warp_count, launch.kernel.registers.get(32, 0) if launch.watch.results else 0)
         self.live = self.warp_count
         self.picks = 0
 

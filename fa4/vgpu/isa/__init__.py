@@ -20,6 +20,7 @@ from fa4.vgpu.isa import (
     move,
     predicate,
     warp,
+    wgmma,
 )
 from fa4.vgpu.isa.matrix import emit_group, group
 from fa4.vgpu.isa.move import special_register
@@ -27,4 +28,4 @@ from fa4.vgpu.isa.registry import ENDINGS, FORMS, Form, Mods, emit, emit_end
 
 __all__ = ["ENDINGS", "FORMS", "Form", "Mods", "emit", "emit_end", "emit_group", "group", "special_register"]
 
-FAMILIES = (arithmetic, bits, floating, half, convert, predicate, move, loadstore, atomic, warp, control, async_copy, matrix)
+FAMILIES = (arithmetic, bits, floating, half, convert, predicate, move, loadstore, atomic, warp, control, async_copy, matrix, wgmma)
