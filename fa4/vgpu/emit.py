@@ -20,6 +20,7 @@ from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+from fa4.vgpu.warpgroup import Multiplications
 
 Array = npt.NDArray[Any]
 BlockFunction = Callable[[Any, Any], Any]
@@ -135,6 +136,7 @@ class Emitter:
     watch: Watch
     base_mask: str | None
     shared_base: int
+    clustered: bool = False
     lines: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
@@ -200,7 +202,8 @@ class Emitter:
         elif isinstance(o, Special):
             return isa.special_register(self, o, type_)
         elif isinstance(o, Symbol):
-            return self.constant(self.symbol(o), NUMPY_TYPES[name])
+            value = self.constant(self.symbol(o), NUMPY_TYPES[name])
+            return f"({value} + g.base)" if self._ranked(o) else value
         raise UnsupportedInstructionError(f"operand {o} as {type_}")
 
     def symbol(self, o: Symbol) -> int:
@@ -214,12 +217,17 @@ class Emitter:
             raise UnsupportedInstructionError(f"the address of {o.name.split('#')[0]!r}")
         return o.offset
 
+    def _ranked(self, o: Operand) -> bool:
+        """Whether it is an address that has the rank of the CTA in its upper byte."""
+        return self.clustered and isinstance(o, Symbol) and o.space in ("shared", "dynamic")
+
     def address(self, o: Operand, bits: int = 64) -> str:
         """The address inside brackets, as unsigned integers."""
         assert isinstance(o, Address), o
         if not isinstance(o.base, Register):
             base = self.symbol(o.base) if isinstance(o.base, Symbol) else integer(o.base.text)
-            return self.constant(base + o.offset, f"uint{bits}")
+            value = self.constant(base + o.offset, f"uint{bits}")
+            return f"({value} + g.base)" if self._ranked(o.base) else value
         value = f"u{o.base.bits}[{o.base.index}]"
         if o.offset:
             value = f"({value} + {self.constant(o.offset % 2**o.base.bits, f'uint{o.base.bits}')})"
@@ -307,7 +315,10 @@ class Emitter:
         written = (self.watch.results | self.watch.factors).intersection(op.written())
         if read or written:
             rows = (self.fixed(np.array([r.index for r in registers], int)) for registers in (read, written))
-            self.line(f"if g.cta.multiplications.busy: g.cta.multiplications.check(g, {', '.join(rows)}, {self.masked})")
+            if "pending" not in self.namespace:
+                self.namespace["pending"] = None  # said once a block
+                self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
+            self.line(f"if pending.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
 
     def begin(self, op: Op) -> None:
         """Set the mask for an instruction."""
@@ -330,13 +341,15 @@ class Emitter:
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
 
 
-def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared_base: int) -> Compiled:
+def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool]) -> Compiled:
     """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
+
+    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA.
 
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    emitter = Emitter(kernel, watch, None if full else "m", shared_base)
+    emitter = Emitter(kernel, watch, None if full else "m", *shared)
     try:
         _emit_block(emitter, kernel.blocks[index])
     except UnsupportedInstructionError as error:

@@ -17,6 +17,9 @@ Array = npt.NDArray[Any]
 WINDOW_SHIFT = 56
 WINDOWS = {"global": 0, "shared": 1 << 56, "local": 2 << 56, "param": 3 << 56, "const": 4 << 56}
 
+RANK_SHIFT = 24
+"""Where a shared address has the rank of its CTA in the cluster."""
+
 UNWRITTEN, PENDING, WRITTEN = 0x00, 0x55, 0xFF
 """States of a byte: nothing written yet, an asynchronous copy is on its way, valid."""
 
@@ -90,6 +93,8 @@ class Block:
         bad = (address.astype(np.float64) + size) > self.data.size
         first = int(address[bad.argmax()])
         message = f"{size} bytes at {self.name} address {first:#x}, which has {self.data.size:#x} bytes"
+        if self.name == "shared" and first >> RANK_SHIFT:
+            message = f"{size} bytes at a shared address that is not of this CTA: another rank in its upper byte"
         return FaultError(OutOfBoundsError, message, _lanes(bad, mask))
 
     def check_state(self, state: Array, address: Array, mask: Array | None) -> None:

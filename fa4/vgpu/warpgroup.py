@@ -20,7 +20,7 @@ from fa4.vgpu.errors import DivergenceError, PendingMultiplyError
 from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
-    from fa4.vgpu.state import Gang
+    from fa4.vgpu.state import Cta, Gang
 
 Array = npt.NDArray[Any]
 WARPS = 4
@@ -61,7 +61,8 @@ class _Multiply:
 class Multiplications:
     """All that are on their way in a CTA."""
 
-    def __init__(self, warps: int, rows: int) -> None:
+    def __init__(self, cta: Cta) -> None:
+        warps, rows = cta.warp_count, len(cta.rows[32])
         self.busy = 0
         self.open: list[list[_Multiply]] = [[] for _ in range(warps)]
         self.groups: list[deque[list[_Multiply]]] = [deque() for _ in range(warps)]
@@ -140,7 +141,7 @@ class Multiplications:
         """Carry out multiplications into the same registers for some warps of a gang, as one with a longer K."""
         for members in _alike(run, [gang.first + i for i in warps]):
             self._multiply(gang, run, [w - gang.first for w in members])
-        absolute = [gang.first + i for i in warps]
+        absolute = np.array([gang.first + i for i in warps])
         for multiply in run:
             self.results[np.ix_(multiply.result, absolute)] -= 1
             if multiply.factor is not None:
@@ -186,7 +187,7 @@ def _read(gang: Gang, bits: int, operand: Operand, type_: str) -> Array:
     """An operand in shared memory as float32 (mn, k)."""
     words = descriptor.read(gang.cta.shared, descriptor.decode(bits, False, operand.name), operand)
     values = tensor_core.decode(words, type_)
-    return values.T if operand.mn_major else values
+    return np.asarray(values.T if operand.mn_major else values)
 
 
 def _per_warp(values: Array, gang: Gang, name: str) -> Array:

@@ -38,11 +38,8 @@ def layout(start, operand, swizzle):
     row, span = swizzle or 16, operand.mn if operand.mn_major else operand.k
     bytes_ = span * operand.itemsize
     if not swizzle:
-        return (
-            MatrixDescriptor(start, 128, bytes_ // 16 * 128, 0)
-            if not operand.mn_major
-            else MatrixDescriptor(start, bytes_ // 16 * 128, 128, 0)
-        )
+        far = bytes_ // 16 * 128
+        return MatrixDescriptor(start, far, 128, 0) if operand.mn_major else MatrixDescriptor(start, 128, far, 0)
     leading = 8 * row * (operand.k // 8) if operand.mn_major else 16
     return MatrixDescriptor(start, leading, 8 * row, swizzle)
 
@@ -255,12 +252,12 @@ def test_warps_of_a_warpgroup_must_agree():
 def test_wrong_descriptors_say_so_at_the_instruction():
     a = MatrixDescriptor(A_AT, 16, 512, 64).encode(False)
     body, memory, _ = simple(transform=lambda text: text.replace(f" {a},", f" {a | 1 << 46},"))
-    with pytest.raises(MatrixDescriptorError, match="descriptor of A, .*bits 46 are reserved") as caught:
+    with pytest.raises(MatrixDescriptorError, match=r"descriptor of A, .*bits 46 are reserved") as caught:
         execute(body, memory, 4096)
     assert "wgmma.mma_async" in caught.value.place.ptx_text
     beyond = MatrixDescriptor(81920, 16, 512, 64).encode(False)
     body, memory, _ = simple(transform=lambda text: text.replace(f" {a},", f" {beyond},"))
-    with pytest.raises(UninitializedError, match="A: byte 0x14000 of shared memory is read"):
+    with pytest.raises(UninitializedError, match=r"A: byte 0x14000 of shared memory is read"):
         execute(body, memory[:81920], 4096)
 
 

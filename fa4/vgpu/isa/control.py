@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fa4.vgpu import barrier
 from fa4.vgpu.isa.registry import Mods, ending, instruction
 from fa4.vgpu.isa.warp import check_members
 from fa4.vgpu.program import Op, Tuple
@@ -31,12 +32,10 @@ def _branch_index(e: Emitter, op: Op, mods: Mods) -> None:
 
 @ending("bar", "barrier", section="9.7.13.1, 9.7.13.2", forms="sync arrive, red popc and or, with and without counts; bar.warp.sync")
 def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
-    """Returns (kind, aligned, barrier, threads or None, lanes, result register) to the machine."""
     if mods.take("warp"):
         if not mods.take("sync"):
             raise mods.unsupported()
         e.line(f"{e.helper(check_members)}(g, {e.source(op.operands[0], 'u32')}, {e.masked})")
-        e.line("return ('none', True, None, None, None, None)")
         return
     mods.take("cta")
     kind = mods.take("sync", "arrive", "red")
@@ -54,7 +53,8 @@ def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
     if isinstance(operands[0], Tuple) or len(operands) > 2 or (kind == "arrive" and len(operands) != 2):
         raise mods.unsupported()
     threads = e.source(operands[1], "u32") if len(operands) == 2 else "None"
-    e.line(f"return ({kind!r}, {aligned}, {e.source(operands[0], 'u32')}, {threads}, {e.masked}, {result})")
+    e.helper(barrier.execute)
+    e.line(f"execute(g, {kind!r}, {aligned}, {e.source(operands[0], 'u32')}, {threads}, {e.masked}, {result})")
 
 
 @instruction(

@@ -24,9 +24,9 @@ _TYPES = {
 class Mods:
     """The modifiers of one instruction; whatever is left when its emitter is done is a form that is not modelled."""
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op, skip: int = 0) -> None:
         self.op = op
-        self.left = list(op.mods)
+        self.left = list(op.mods[skip:])
         self.types = [m for m in self.left if m in _TYPES]
         self.left = [m for m in self.left if m not in _TYPES]
 
@@ -85,7 +85,10 @@ def kind_of(types: list[str]) -> str:
 
 
 def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> Callable[[EmitFunction], EmitFunction]:
-    """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``."""
+    """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``.
+
+    A name may have up to three modifiers ("tcgen05.ld"), which the emitter then does not see; the longest that fits is chosen.
+    """
 
     def register(function: EmitFunction) -> EmitFunction:
         for name in names:
@@ -98,7 +101,10 @@ def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> C
 
 
 def ending(*names: str, section: str, forms: str = "") -> Callable[[EmitFunction], EmitFunction]:
-    """Register an emitter for instructions that end a block; what it returns from the block goes to the machine."""
+    """Register an emitter for instructions that end a block (``program.ENDS``); names as for ``instruction``.
+
+    Jumps return from the block where they go. Anything else just acts; the warps go on behind it, unless it parked them.
+    """
 
     def register(function: EmitFunction) -> EmitFunction:
         for name in names:
@@ -127,8 +133,13 @@ def emit_end(e: Emitter, op: Op) -> None:
 
 
 def _emit(e: Emitter, op: Op, forms: dict[str, Form]) -> None:
-    mods = Mods(op)
-    form = forms.get(f"{op.name}:{kind_of(mods.types)}") or forms.get(op.name)
+    form, words = None, 0
+    for words in range(min(len(op.mods), 3), 0, -1):
+        form = forms.get(".".join((op.name, *op.mods[:words])))
+        if form is not None:
+            break
+    mods = Mods(op, words if form is not None else 0)
+    form = form or forms.get(f"{op.name}:{kind_of(mods.types)}") or forms.get(op.name)
     if form is None:
         raise UnsupportedInstructionError(f"unknown instruction {op.opcode}")
     form.emit(e, op, mods)

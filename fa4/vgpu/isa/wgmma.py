@@ -12,7 +12,7 @@ from fa4.vgpu.isa.matrix import register_rows, whole_warps
 from fa4.vgpu.isa.registry import Mods, instruction
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Immediate, Op, Operand, Tuple
-from fa4.vgpu.warpgroup import WARPS, WgmmaForm
+from fa4.vgpu.warpgroup import WARPS, Multiplications, WgmmaForm
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
@@ -42,11 +42,9 @@ def form_of(mods: Mods, options: tuple[bool, ...], from_registers: bool) -> Wgmm
         good = good and len(options) == (2 + (1 if from_registers else 2) * transposable)
     if not good or _K.get(a) != k:
         raise mods.unsupported()
-    transposed = (*options[2:], False, False)[:2]
-    if from_registers:
-        transposed = (False, transposed[0])
-    negated = (options[0], options[1]) if options else (False, False)
-    return WgmmaForm(n, d, a, b, transposed, negated, clamp)
+    negate_a, negate_b, *rest = options or (False, False)
+    first, second, *_ = (False, *rest, False) if from_registers else (*rest, False, False)
+    return WgmmaForm(n, d, a, b, (first, second), (negate_a, negate_b), clamp)
 
 
 def _flag(mods: Mods, o: Operand, values: dict[int, bool]) -> bool:
@@ -61,7 +59,8 @@ def start_multiply(
     """wgmma.mma_async."""
     for gang in gangs(g, mask):
         here = slice(32 * (gang.first - g.first), 32 * (gang.last - g.first))
-        g.cta.multiplications.issue(gang, form, rows, tuple(np.broadcast_to(v, g.n)[here] for v in values))
+        a, b, scale = (np.broadcast_to(v, g.n)[here] for v in values)
+        g.cta.unit(Multiplications).issue(gang, form, rows, (a, b, scale))
 
 
 def gangs(g: Any, mask: Array | None) -> list[Any]:
@@ -75,13 +74,13 @@ def gangs(g: Any, mask: Array | None) -> list[Any]:
 def commit_multiplies(g: Any, mask: Array | None) -> None:
     """wgmma.commit_group."""
     for gang in gangs(g, mask):
-        g.cta.multiplications.commit(gang.first, gang.last)
+        g.cta.unit(Multiplications).commit(gang.first, gang.last)
 
 
 def wait_multiplies(g: Any, keep: int, mask: Array | None) -> None:
     """wgmma.wait_group."""
     for gang in gangs(g, mask):
-        g.cta.multiplications.wait(gang, keep)
+        g.cta.unit(Multiplications).wait(gang, keep)
 
 
 @instruction(
