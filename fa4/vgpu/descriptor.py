@@ -131,30 +131,39 @@ def unit_map(operand: Operand, leading: int, stride: int, swizzle: int, phase: i
     return np.asarray(swizzled(phase + offset, swizzle) // UNIT)
 
 
-def locate(descriptor: MatrixDescriptor, operand: Operand) -> tuple[int, Array]:
-    """(first unit, numbers of units from there on), see ``unit_map``.
+@lru_cache(maxsize=4096)
+def locate(descriptors: tuple[int, ...], blackwell: bool, operand: Operand) -> tuple[int, Array]:
+    """Where several operands lie that follow each other along K: (first unit, numbers of units from there on).
+
+    The numbers are (mn, units of all K) where K is contiguous, (all of K, units of MN) where MN is.
 
     Raises:
-        FaultError: the operand cannot have this layout.
+        FaultError: a descriptor is wrong, or the operand cannot have this layout.
     """
-    d = descriptor
     contiguous = (operand.mn if operand.mn_major else operand.k) * operand.itemsize
     if contiguous % UNIT:
         raise FaultError(MatrixDescriptorError, f"{operand.name}: {contiguous} contiguous bytes are not a multiple of {UNIT}")
-    if d.swizzle and not operand.mn_major and d.start % d.swizzle + contiguous > d.swizzle:
-        message = f"{contiguous} bytes of K from address {d.start:#x} on leave the row of a {d.swizzle}-byte swizzle"
-        raise FaultError(MatrixDescriptorError, f"{operand.name}: {message}")
-    phase = d.start % (8 * d.swizzle) if d.swizzle else 0
-    return (d.start - phase) // UNIT, unit_map(operand, d.leading, d.stride, d.swizzle, phase)
+    units = []
+    for bits in descriptors:
+        d = decode(bits, blackwell, operand.name)
+        if d.swizzle and not operand.mn_major and d.start % d.swizzle + contiguous > d.swizzle:
+            message = f"{contiguous} bytes of K from address {d.start:#x} on leave the row of a {d.swizzle}-byte swizzle"
+            raise FaultError(MatrixDescriptorError, f"{operand.name}: {message}")
+        phase = d.start % (8 * d.swizzle) if d.swizzle else 0
+        units.append(unit_map(operand, d.leading, d.stride, d.swizzle, phase) + (d.start - phase) // UNIT)
+    first = min(int(u.min()) for u in units)
+    return first, np.concatenate(units, axis=0 if operand.mn_major else 1) - first
 
 
-def read(shared: Block, descriptor: MatrixDescriptor, operand: Operand) -> Array:
-    """The operand's bytes as uint64: (mn, k itemsize / 8), or (k, mn itemsize / 8) where MN is contiguous.
+def read(shared: Block, descriptors: tuple[int, ...], blackwell: bool, operand: Operand) -> Array:
+    """The bytes of operands that follow each other along K, as uint64.
+
+    They are (mn, K itemsize / 8), or (K, mn itemsize / 8) where MN is contiguous.
 
     Raises:
-        FaultError: the layout is impossible, leaves shared memory, or covers bytes that are not written.
+        FaultError: a layout is impossible, leaves shared memory, or covers bytes that are not written.
     """
-    first, units = locate(descriptor, operand)
+    first, units = locate(descriptors, blackwell, operand)
     data, state, _size = shared.view("u8", 2)
     try:
         value = data[first:].take(units, axis=0)

@@ -13,7 +13,7 @@ from fa4.vgpu.parser import parse
 
 JUMPS = ("bra", "brx", "ret", "exit")
 
-ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async"}
+ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async", "tcgen05.alloc", "tcgen05.commit"}
 """Operations that end a basic block, as an opcode begins: jumps, whatever may have to wait, and what others may wait for, so that the
 scheduler can let others run in between."""
 
@@ -130,6 +130,8 @@ class Op:
             return ()
         if self.name == "cp" or not self.operands or isinstance(self.operands[0], Address):
             return ()
+        if self.name == "tcgen05":
+            return self.operands[: {("dealloc",): 0, ("ld", "red"): 2}.get(self.mods[: 1 + ("red" in self.mods)], 1)]
         return self.operands[:1]
 
     def written(self) -> list[Register]:

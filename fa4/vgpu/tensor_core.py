@@ -28,13 +28,13 @@ _SIXTEEN = np.uint32(16)
 @lru_cache
 def _byte_values(type_: str) -> Array:
     """float32 of each byte."""
-    return np.arange(256, dtype=np.uint8).view({**_FP8, "s8": np.int8, "u8": np.uint8}[type_]).astype(np.float32)
+    return np.asarray(np.arange(256, dtype=np.uint8).view({**_FP8, "s8": np.int8, "u8": np.uint8}[type_]).astype(np.float32))
 
 
 def decode(words: Array, type_: str) -> Array:
     """Contiguous unsigned words to the float32 elements that they hold, low bits first along the last axis; exact."""
     if type_ == "bf16":
-        return np.left_shift(words.view(np.uint16), _SIXTEEN, dtype=np.uint32).view(np.float32)
+        return np.asarray(np.left_shift(words.view(np.uint16), _SIXTEEN, dtype=np.uint32).view(np.float32))
     if type_ == "f16":
         return words.view(np.float16).astype(np.float32)
     if type_ == "tf32":  # the low 13 bits do not take part

@@ -76,7 +76,7 @@ class Multiplications:
         """wgmma.mma_async by all warps of a gang: (result, A) rows; descriptors of A (unused where A is in registers) and B, scale-d."""
         result, factor = registers
         a, b, accumulate = (
-            _per_warp(v, gang, name) for v, name in zip(values, ("descriptor of A", "descriptor of B", "scale-d"), strict=True)
+            per_warp(v, gang, name) for v, name in zip(values, ("descriptor of A", "descriptor of B", "scale-d"), strict=True)
         )
         multiply = _Multiply(form, gang.first, result, factor, a, b, accumulate)
         for i in range(gang.warps):
@@ -153,21 +153,23 @@ class Multiplications:
         w = len(warps)
         lanes = _lanes(warps)
         size = tensor_core.ITEMSIZE[form.a]
-        left, right = [], []
-        for multiply in run:
-            at = gang.first + warps[0] - multiply.first
-            b = Operand("B", form.n, form.k, size, form.transposed[1])
-            right.append(_read(gang, int(multiply.b[at]), b, form.b))
-            if multiply.factor is None:
-                a = _read(gang, int(multiply.a[at]), Operand("A", 64, form.k, size, form.transposed[0]), form.a)
-                left.append(a.reshape(WARPS, 16, -1)[[(gang.first + i) % WARPS for i in warps]].reshape(16 * w, -1))
-            else:
-                bits = gang.R32[multiply.factor][:, lanes]
-                left.append(fragment_a(tensor_core.decode(np.ascontiguousarray(bits)[..., None], form.a), w))
-        product = tensor_core.multiply(np.concatenate(left, axis=1), np.concatenate(right, axis=1))
+        at = [gang.first + warps[0] - multiply.first for multiply in run]
+        right = _read(
+            gang, [int(m.b[i]) for m, i in zip(run, at, strict=True)], Operand("B", form.n, form.k, size, form.transposed[1]), form.b
+        )
+        if run[0].factor is None:
+            operand = Operand("A", 64, form.k, size, form.transposed[0])
+            left = _read(gang, [int(m.a[i]) for m, i in zip(run, at, strict=True)], operand, form.a)
+            quarters = [(gang.first + i) % WARPS for i in warps]
+            if quarters != list(range(WARPS)):
+                left = left.reshape(WARPS, 16, -1)[quarters].reshape(16 * w, -1)
+        else:
+            bits = [np.ascontiguousarray(gang.R32[m.factor][:, lanes])[..., None] for m in run]
+            left = np.concatenate([fragment_a(tensor_core.decode(b, form.a), w) for b in bits], axis=1)
+        product = tensor_core.multiply(left, right)
         if form.negated[0] != form.negated[1]:
             product = -product
-        accumulate = bool(run[0].accumulate[gang.first + warps[0] - run[0].first])
+        accumulate = bool(run[0].accumulate[at[0]])
         old = gang.R32[result][:, lanes] if accumulate else None
         gang.R32[(result, lanes) if isinstance(lanes, slice) else np.ix_(result, lanes)] = into_fragment(product, old, form)
 
@@ -183,15 +185,18 @@ class Multiplications:
             raise FaultError(PendingMultiplyError, what, lanes)
 
 
-def _read(gang: Gang, bits: int, operand: Operand, type_: str) -> Array:
-    """An operand in shared memory as float32 (mn, k)."""
-    words = descriptor.read(gang.cta.shared, descriptor.decode(bits, False, operand.name), operand)
-    values = tensor_core.decode(words, type_)
+def _read(gang: Gang, descriptors: list[int], operand: Operand, type_: str) -> Array:
+    """An operand in shared memory as float32 (mn, all of K)."""
+    values = tensor_core.decode(descriptor.read(gang.cta.shared, tuple(descriptors), False, operand), type_)
     return np.asarray(values.T if operand.mn_major else values)
 
 
-def _per_warp(values: Array, gang: Gang, name: str) -> Array:
-    """One value a warp, which all its lanes must agree on."""
+def per_warp(values: Array, gang: Gang, name: str) -> Array:
+    """One value a warp.
+
+    Raises:
+        FaultError: the lanes of a warp disagree.
+    """
     rows = np.broadcast_to(values, gang.n).reshape(-1, 32)
     differs = (rows != rows[:, :1]).any(1)
     if differs.any():

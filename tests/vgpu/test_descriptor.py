@@ -47,13 +47,13 @@ def placements(draw):
     return MatrixDescriptor(start, leading, stride, swizzle), operand
 
 
-@given(placements())
-def test_elements_are_where_the_formulas_say(case):
+@given(placements(), st.booleans())
+def test_elements_are_where_the_formulas_say(case, blackwell):
     descriptor, operand = case
     data = np.random.default_rng(0).integers(0, 256, SHARED, dtype=np.uint8)
     block = Block("shared", data, tracked=True)
     block.state[:] = 0xFF
-    got = read(block, descriptor, operand).view(f"u{operand.itemsize}")
+    got = read(block, (descriptor.encode(blackwell),), blackwell, operand).view(f"u{operand.itemsize}")
     got = got.T if operand.mn_major else got
     values = np.array([[element_address(descriptor, operand, m, k) for k in range(operand.k)] for m in range(operand.mn)])
     expected = np.stack([data[values + i] for i in range(operand.itemsize)], axis=-1).view(f"u{operand.itemsize}")[..., 0]
@@ -124,18 +124,18 @@ def test_operands_that_do_not_fit_are_named():
     block = Block("shared", np.zeros(8192, np.uint8), tracked=True)
     block.state[:] = 0xFF
     operand = Operand("A", 64, 16, 2, False)
-    read(block, MatrixDescriptor(0, 16, 1024, 128), operand)
+    read(block, (MatrixDescriptor(0, 16, 1024, 128).encode(True),), True, operand)
     for descriptor, changed, error, words in (
         (MatrixDescriptor(1024, 16, 1024, 128), operand, OutOfBoundsError, "A: 16 bytes at shared address"),
         (MatrixDescriptor(112, 16, 1024, 128), operand, MatrixDescriptorError, "leave the row of a 128-byte swizzle"),
         (MatrixDescriptor(0, 16, 1024, 128), Operand("A", 8, 32, 1, True), MatrixDescriptorError, "8 contiguous bytes"),
     ):
         with pytest.raises(FaultError) as caught:
-            read(block, descriptor, changed)
+            read(block, (descriptor.encode(True),), True, changed)
         assert caught.value.error is error
         assert words in caught.value.message
     block.state[8000] = 0
     with pytest.raises(FaultError) as caught:
-        read(block, MatrixDescriptor(0, 16, 1024, 128), Operand("A", 64, 64, 2, False))
+        read(block, (MatrixDescriptor(0, 16, 1024, 128).encode(True),), True, Operand("A", 64, 64, 2, False))
     assert caught.value.error is UninitializedError
     assert "A: byte 0x1f40 of shared memory is read, but was never written" in caught.value.message

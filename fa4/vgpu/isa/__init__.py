@@ -19,6 +19,7 @@ from fa4.vgpu.isa import (
     matrix,
     move,
     predicate,
+    tcgen05,
     warp,
     wgmma,
 )
@@ -28,4 +29,20 @@ from fa4.vgpu.isa.registry import ENDINGS, FORMS, Form, Mods, emit, emit_end
 
 __all__ = ["ENDINGS", "FORMS", "Form", "Mods", "emit", "emit_end", "emit_group", "group", "special_register"]
 
-FAMILIES = (arithmetic, bits, floating, half, convert, predicate, move, loadstore, atomic, warp, control, async_copy, matrix, wgmma)
+FAMILIES = (
+    arithmetic,
+    bits,
+    floating,
+    half,
+    convert,
+    predicate,
+    move,
+    loadstore,
+    atomic,
+    warp,
+    control,
+    async_copy,
+    matrix,
+    wgmma,
+    tcgen05,
+)
