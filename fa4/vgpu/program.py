@@ -13,7 +13,7 @@ from fa4.vgpu.parser import parse
 
 JUMPS = ("bra", "brx", "ret", "exit")
 
-ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async"}
+ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "setmaxnreg", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async"}
 """Operations that end a basic block, as an opcode begins: jumps, whatever may have to wait, and what others may wait for, so that the
 scheduler can let others run in between."""
 
@@ -207,6 +207,8 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     block: tuple[int, int, int] | None
     max_threads: int | None
+    max_registers: int | None
+    min_ctas: int
     cluster: tuple[int, int, int] | None
     blocks: tuple[Block, ...]
     registers: dict[int, int]
@@ -351,6 +353,8 @@ class _Lowering:
             name=self.function.name,
             parameters=tuple(parameters),
             block=_dim3(limits.get(".reqntid")),
+            max_registers=limits.get(".maxnreg", (None,))[0],
+            min_ctas=limits.get(".minnctapersm", (1,))[0],
             cluster=_dim3(limits.get(".reqnctapercluster")),
             max_threads=maximum if ".maxntid" in limits else None,
             blocks=blocks,

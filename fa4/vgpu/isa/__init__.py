@@ -11,14 +11,17 @@ from fa4.vgpu.isa import (
     async_copy,
     atomic,
     bits,
+    cluster,
     control,
     convert,
     floating,
     half,
     loadstore,
     matrix,
+    mbarrier,
     move,
     predicate,
+    registers,
     warp,
 )
 from fa4.vgpu.isa.matrix import emit_group, group
@@ -27,4 +30,21 @@ from fa4.vgpu.isa.registry import ENDINGS, FORMS, Form, Mods, emit, emit_end
 
 __all__ = ["ENDINGS", "FORMS", "Form", "Mods", "emit", "emit_end", "emit_group", "group", "special_register"]
 
-FAMILIES = (arithmetic, bits, floating, half, convert, predicate, move, loadstore, atomic, warp, control, async_copy, matrix)
+FAMILIES = (
+    arithmetic,
+    bits,
+    floating,
+    half,
+    convert,
+    predicate,
+    move,
+    loadstore,
+    atomic,
+    warp,
+    control,
+    async_copy,
+    matrix,
+    mbarrier,
+    cluster,
+    registers,
+)
