@@ -16,8 +16,9 @@ byte), or ``cluster.ctas[rank].mbarriers.at(offset)`` for one at the same offset
 after every ``signal.notify()``; then ``done()`` is called, which may write result registers. Engines have a ``signal`` that tells
 of every completed operation. The instruction must end its block (``program.ENDS``) and be registered with ``isa.registry.ending``.
 
-*Addresses.* In a launch with clusters every shared address has the rank of its CTA in the upper byte, own ones too. ``g.own(address)`` takes the
-rank off own addresses; ``g.shared_of(address)`` gives the memory of another CTA (``cta.cluster.ctas[rank].shared``) and the offset in it.
+*Addresses.* In a launch with clusters every shared address has the rank of its CTA in the upper byte, own ones too. ``g.own(address)``
+takes the rank off own addresses; ``g.shared_of(address)`` gives the CTA (``cta.cluster.ctas[rank]``, whose memory is ``cta.shared``) and
+the offset in it.
 
 *State of other units.* ``cta.unit(Tmem)`` makes one ``Tmem(cta)`` for a CTA when it is first asked for; it is forgotten when the CTA ends.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +53,8 @@ class Launch:
     """One launch as the CTAs see it.
 
     ``progress`` counts whatever may let a waiting warp go on; ``busy`` are the engines that have something to do, the one that waits
-    longest first, and ``operation`` is what one of them is doing; ``expired`` are the places where warps waited since there was progress.
+    longest first, and ``operation`` is what one of them is doing; ``impatient`` draws waits that
+    end in vain; ``expired`` are the places where warps waited since there was progress.
     """
 
     code: Code
@@ -69,6 +71,7 @@ class Launch:
     explicit_cluster: bool = False
     ticks: int = 0
     progress: int = 0
+    impatient: Random | None = None
     busy: dict[Engine, None] = field(default_factory=dict)
     operation: Operation | None = None
     expired: set[tuple[Any, ...]] = field(default_factory=set)
@@ -140,7 +143,7 @@ class Gpu:
         resident: how many CTAs are on the machine at a time, each with all its warps; later ones start as others end, in order. CTAs of a
             cluster start and end together, and one cluster is always resident.
         delay: when asynchronous operations happen: "late", when nothing else can happen or when they are drawn by the schedule, or
-            "early", when they are issued (a cp.async then reads its source; its destination still may not be touched until it is waited for).
+            "early", when they are issued (a cp.async then reads its source; its destination may still not be touched before the wait).
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
         observer: told of block entries and synchronisation; None costs nothing.
     """
@@ -204,7 +207,9 @@ class Gpu:
     ) -> Report:
         """Run a kernel to its end.
 
-        ``grid`` and ``block`` in CTAs and threads, ``cluster`` in CTAs (None: no clusters). ``params`` is the whole parameter block, or the bytes of each parameter, which are laid out as PTX does: in order, each aligned.
+        ``grid`` and ``block`` in CTAs and threads, ``cluster`` in CTAs (None: no clusters).
+
+        ``params`` is the whole parameter block, or the bytes of each parameter, which are laid out as PTX does: in order, each aligned.
 
         Raises:
             LaunchError: geometry, shared memory or parameters do not fit.
@@ -264,6 +269,7 @@ class Gpu:
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)
         size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        launch.impatient = None if self.schedule == "round_robin" else scheduler.random
         total = launch.grid[0] * launch.grid[1] * launch.grid[2] // size
         room = max(1, self.resident // size)
         resident: list[Cluster] = []

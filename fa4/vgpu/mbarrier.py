@@ -35,10 +35,6 @@ class Mbarrier:
         came = "; ".join(f"{count} by {who}" for who, count in self.arrivals[-8:]) or "none"
         return f"{self} in phase {self.phase}: {self.pending} of {self.expected} arrivals and {self.bytes} bytes are missing; came: {came}"
 
-    def passed(self, parity: int) -> bool:
-        """Whether the phase of this parity is complete: the current one has the other."""
-        return self.phase & 1 != parity
-
     def state(self) -> int:
         """The token of the current phase: its number, and the pending arrivals in the low 32 bits."""
         return (self.phase & 0xFFFFFFFF) << 32 | self.pending
@@ -151,5 +147,8 @@ class Mbarriers:
         Raises:
             FaultError: there is none, or a warp waits for it.
         """
-        self.at(offset)
+        found = self.at(offset)
+        waiting = [warp.index for warp, wait in found.signal.waiters if warp.wait is wait]
+        if waiting:
+            raise FaultError(BarrierError, f"{found} is invalidated while warps {waiting} wait for it")
         del self.objects[offset]

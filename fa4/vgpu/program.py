@@ -13,7 +13,8 @@ from fa4.vgpu.parser import parse
 
 JUMPS = ("bra", "brx", "ret", "exit")
 
-ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async", "tcgen05.alloc", "tcgen05.commit"}
+ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "setmaxnreg", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async"}
+ENDS |= {"tcgen05.alloc", "tcgen05.commit"}
 """Operations that end a basic block, as an opcode begins: jumps, whatever may have to wait, and what others may wait for, so that the
 scheduler can let others run in between."""
 
@@ -209,6 +210,8 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     block: tuple[int, int, int] | None
     max_threads: int | None
+    max_registers: int | None
+    min_ctas: int
     cluster: tuple[int, int, int] | None
     blocks: tuple[Block, ...]
     registers: dict[int, int]
@@ -353,6 +356,8 @@ class _Lowering:
             name=self.function.name,
             parameters=tuple(parameters),
             block=_dim3(limits.get(".reqntid")),
+            max_registers=limits.get(".maxnreg", (None,))[0],
+            min_ctas=limits.get(".minnctapersm", (1,))[0],
             cluster=_dim3(limits.get(".reqnctapercluster")),
             max_threads=maximum if ".maxntid" in limits else None,
             blocks=blocks,

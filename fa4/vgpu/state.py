@@ -280,14 +280,15 @@ class Gang:
     def commit_copies(self, mask: Array | None) -> None:
         """cp.async.commit_group."""
         self.cta.copies.commit(32 * self.first, self.all if mask is None else mask)
-        self._event("cp.async.commit_group", mask, {})
+        self.event("cp.async.commit_group", mask, {})
 
     def wait_copies(self, keep: int | None, mask: Array | None) -> None:
         """cp.async.wait_group and wait_all."""
         self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask)
-        self._event("cp.async.wait_group", mask, {"keep": keep})
+        self.event("cp.async.wait_group", mask, {"keep": keep})
 
-    def _event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:
+    def event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:
+        """Tell the observer what some lanes do."""
         observer = self.cta.launch.observer
         if observer is None:
             return
@@ -299,5 +300,5 @@ class Gang:
 
 def _inside(address: Array, space: str) -> Array:
     """A generic address as one of its space."""
-    inside = address - np.uint64(WINDOWS[space.split("::")[0]])
+    inside = address - np.uint64(WINDOWS[space.removesuffix("::cluster")])
     return np.asarray(inside if space == "global" else inside.astype(np.uint32))

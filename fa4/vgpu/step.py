@@ -175,7 +175,7 @@ def _operation_place(launch: Launch, issuer: Issuer) -> Place:
 
 
 def expire(launch: Launch, ctas: Sequence[Cta]) -> bool:
-    """Nothing can run: let the waits end in vain that may, such as try_wait's; False where that was tried without anything happening since."""
+    """Nothing can run: let those waits end in vain that may, such as try_wait's; False where that was tried and nothing happened since."""
     parked = [(cta, warp) for cta in ctas for warp in cta.warps if warp.wait is not None and warp.wait.expire is not None]
     here = launch.progress, *((cta.index, warp.index, warp.block) for cta, warp in parked)
     if not parked or here in launch.expired:

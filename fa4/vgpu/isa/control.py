@@ -58,11 +58,28 @@ def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
 
 
 @instruction(
-    "membar", "fence", section="9.7.13.3", forms="membar of every level, fence.sc fence.acq_rel; memory is sequentially consistent here"
+    "membar",
+    "fence",
+    section="9.7.13.3",
+    forms="membar of every level; sc acq_rel acquire release mbarrier_init, proxy: async alias tensormap; all access is in one order",
 )
 def _fence(e: Emitter, op: Op, mods: Mods) -> None:
+    if mods.take("proxy"):
+        kind = mods.take("async", "alias", "tensormap::generic", "async::generic")
+        if not kind:
+            raise mods.unsupported()
+        mods.take("global", "shared::cta", "shared::cluster")
+        e.line(f"g.event('fence.proxy.{kind}', {e.masked}, {{}})")
+    mods.take("mbarrier_init")
     mods.take("sc", "acq_rel", "acquire", "release")
+    mods.ignore("sync_restrict::")
     mods.take("cta", "cluster", "gpu", "gl", "sys")
+
+
+@instruction("griddepcontrol", section="9.7.13.13", forms="launch_dependents wait, no effect: launches run one after the other")
+def _dependents(e: Emitter, op: Op, mods: Mods) -> None:
+    if not mods.take("launch_dependents", "wait"):
+        raise mods.unsupported()
 
 
 @instruction("trap", section="9.7.19.4", forms="an error")

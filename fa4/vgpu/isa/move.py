@@ -85,20 +85,24 @@ def _cvta(e: Emitter, op: Op, mods: Mods) -> None:
     space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
     if not space or (type_ == "u32" and space != "global"):
         raise mods.unsupported("generic addresses have 64 bits")
-    value = e.constant(e.symbol(a), "uint64") if isinstance(a, Symbol) else e.source(a, type_)
+    value = e.source(a, "u64" if isinstance(a, Symbol) else type_)
     window = e.constant(memory.WINDOWS[space], "uint64")
     e.call("subtract" if to else "add", d, type_, value, window)
 
 
-def in_window(address: Array, space: str) -> Array:
+def in_window(g: Any, address: Array, space: str) -> Array:
     """Isspacep."""
     top = address >> np.uint64(memory.WINDOW_SHIFT)
     if space == "global":
         return np.asarray(top == 0)
-    return np.asarray(top == memory.WINDOWS[space] >> memory.WINDOW_SHIFT)
+    inside = top == memory.WINDOWS[space.split("::", maxsplit=1)[0]] >> memory.WINDOW_SHIFT
+    if space == "shared::cta":
+        inside &= (address.astype(np.uint32) ^ g.base) >> np.uint32(memory.RANK_SHIFT) == 0
+    return np.asarray(inside)
 
 
-@instruction("isspacep", section="9.7.9.19", forms="global shared local const param, b64")
+@instruction("isspacep", section="9.7.9.19", forms="global shared::cta shared::cluster local const param, b64")
 def _isspacep(e: Emitter, op: Op, mods: Mods) -> None:
-    space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
-    e.assign(op.operands[0], "pred", f"{e.helper(in_window)}({e.source(op.operands[1], 'u64')}, {space!r})")
+    space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param")
+    space = "shared::cta" if space == "shared" else space
+    e.assign(op.operands[0], "pred", f"{e.helper(in_window)}(g, {e.source(op.operands[1], 'u64')}, {space!r})")
