@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matrix_tiles import element_address
 
 from fa4.vgpu import MatrixDescriptorError, OutOfBoundsError, UninitializedError, UnsupportedInstructionError
 from fa4.vgpu.descriptor import MatrixDescriptor, Operand, decode, read, swizzled, unit_map
@@ -13,23 +14,6 @@ from fa4.vgpu.memory import Block, FaultError
 
 SHARED = 1 << 18
 SWIZZLES = [0, 32, 64, 128]
-
-
-def element_address(d: MatrixDescriptor, operand: Operand, mn: int, k: int) -> int:
-    """The byte address of an element, in Python integers."""
-    size, s = operand.itemsize, d.swizzle
-    per_unit = 16 // size
-    if operand.mn_major and s:
-        at = d.start + mn * size % s + mn * size // s * d.leading + k % 8 * s + k // 8 * d.stride
-    elif operand.mn_major:
-        at = d.start + mn // per_unit * d.stride + mn % per_unit * size + k % 8 * 16 + k // 8 * d.leading
-    elif s:
-        at = d.start + mn % 8 * s + mn // 8 * d.stride + k * size
-    else:
-        at = d.start + mn % 8 * 16 + mn // 8 * d.stride + k // per_unit * d.leading + k % per_unit * size
-    for bit in {0: [], 32: [4], 64: [4, 5], 128: [4, 5, 6]}[s]:
-        at ^= (at >> bit + 3 & 1) << bit
-    return at
 
 
 @st.composite
