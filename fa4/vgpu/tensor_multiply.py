@@ -152,6 +152,17 @@ class Chain:
 
     def __call__(self) -> None:
         """Read all operands, multiply, and write D in every CTA."""
+        try:
+            self._run()
+        except FaultError:
+            launch = self.members[0].launch
+            if len(self.steps) > 1 and launch.operation is not None:  # find out whose fault it is
+                for step in self.steps:
+                    launch.operation = launch.operation._replace(issuer=step.issuer)
+                    Chain(step, self.members)._run()
+            raise
+
+    def _run(self) -> None:
         first, form = self.steps[0], self.steps[0].form
         parts = []
         operand = Operand("B", form.n // form.group, form.k, tensor_core.ITEMSIZE[form.b], form.transposed[1])
