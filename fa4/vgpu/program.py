@@ -13,7 +13,18 @@ from fa4.vgpu.parser import parse
 
 JUMPS = ("bra", "brx", "ret", "exit")
 
-ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "setmaxnreg", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async"}
+ENDS = {
+    *JUMPS,
+    "bar",
+    "barrier",
+    "mbarrier",
+    "setmaxnreg",
+    "st.async",
+    "red.async",
+    "cp.async.bulk",
+    "cp.async.mbarrier",
+    "cp.reduce.async",
+}
 """Operations that end a basic block, as an opcode begins: jumps, whatever may have to wait, and what others may wait for, so that the
 scheduler can let others run in between."""
 

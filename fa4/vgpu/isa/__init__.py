@@ -11,6 +11,7 @@ from fa4.vgpu.isa import (
     async_copy,
     atomic,
     bits,
+    bulk,
     cluster,
     control,
     convert,
@@ -22,6 +23,8 @@ from fa4.vgpu.isa import (
     move,
     predicate,
     registers,
+    store_async,
+    tensor,
     warp,
 )
 from fa4.vgpu.isa.matrix import emit_group, group
@@ -47,4 +50,7 @@ FAMILIES = (
     mbarrier,
     cluster,
     registers,
+    bulk,
+    tensor,
+    store_async,
 )
