@@ -200,7 +200,7 @@ def _copy(e: Emitter, op: Op, mods: Mods) -> None:
     forms="shared::cta to global and shared::cluster; add min max inc dec and or xor; cache hints",
 )
 def _reduce(e: Emitter, op: Op, mods: Mods) -> None:
-    target, source = op.mods[2:4]
+    target, source = op.mods[3:5]
     for name in (target, source):
         mods.take(name)
     mods.take("noftz")

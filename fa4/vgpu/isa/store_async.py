@@ -65,9 +65,7 @@ def _store(e: Emitter, op: Op, mods: Mods) -> None:
     _emit(e, op, ("", kind), f"{e.helper(stack_lanes)}(g.n, {', '.join(e.source(item, kind) for item in items)})")
 
 
-@ending(
-    "red.async", section="9.7.13.8", forms="relaxed cluster, shared::cluster; add min max inc dec and or xor of u32 s32 b32, add of u64"
-)
+@ending("red.async", section="9.7.13.8", forms="relaxed cluster, shared::cluster; every operation on u32 s32 b32, add of u64")
 def _reduce(e: Emitter, op: Op, mods: Mods) -> None:
     type_ = mods.type("u32", "s32", "u64", "b32")
     mods.take("relaxed")
