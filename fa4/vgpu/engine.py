@@ -30,6 +30,8 @@ from collections.abc import Callable, Hashable
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from fa4.vgpu.memory import FaultError
+
 if TYPE_CHECKING:
     from fa4.vgpu.program import Op
     from fa4.vgpu.state import Cta, Warp
@@ -145,9 +147,11 @@ class Engine:
         if not queue:
             del launch.busy[self]
         launch.progress += 1
-        launch.operation = operation
-        operation.run()
-        launch.operation = None
+        try:
+            operation.run()
+        except FaultError as fault:
+            fault.issuer = fault.issuer or operation.issuer
+            raise
         self.signal.notify()
 
     def finish(self, keep: int = 0) -> None:

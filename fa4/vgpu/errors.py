@@ -68,6 +68,10 @@ class MisalignedError(MemoryFaultError):
     """An address that is not a multiple of the size of the access (PTX ISA 6.4.1)."""
 
 
+class TensorMapError(VgpuError):
+    """A tensor map, or a box of one, breaks a rule of the TMA unit."""
+
+
 class UninitializedError(VgpuError):
     """A register or a byte of shared or local memory is read before anything was written to it."""
 

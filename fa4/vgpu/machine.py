@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fa4.vgpu.cluster import Cluster
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
-from fa4.vgpu.engine import Engine, Operation
+from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError
 from fa4.vgpu.memory import Block, Buffer, GlobalMemory
 from fa4.vgpu.program import Kernel, Program
@@ -22,6 +22,7 @@ from fa4.vgpu.report import Observer, Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
 from fa4.vgpu.state import Cta, Dim3
 from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
+from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +54,7 @@ class Launch:
     """One launch as the CTAs see it.
 
     ``progress`` counts whatever may let a waiting warp go on; ``busy`` are the engines that have something to do, the one that waits
-    longest first, and ``operation`` is what one of them is doing; ``impatient`` draws waits that
+    longest first; ``impatient`` draws waits that
     end in vain; ``expired`` are the places where warps waited since there was progress.
     """
 
@@ -73,7 +74,7 @@ class Launch:
     progress: int = 0
     impatient: Random | None = None
     busy: dict[Engine, None] = field(default_factory=dict)
-    operation: Operation | None = None
+    maps: dict[bytes, TensorMap] = field(default_factory=dict)
     expired: set[tuple[Any, ...]] = field(default_factory=set)
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)

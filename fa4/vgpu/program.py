@@ -13,8 +13,20 @@ from fa4.vgpu.parser import parse
 
 JUMPS = ("bra", "brx", "ret", "exit")
 
-ENDS = {*JUMPS, "bar", "barrier", "mbarrier", "setmaxnreg", "cp.async.bulk", "cp.async.mbarrier", "cp.reduce.async"}
-ENDS |= {"tcgen05.alloc", "tcgen05.commit"}
+ENDS = {
+    *JUMPS,
+    "bar",
+    "barrier",
+    "mbarrier",
+    "setmaxnreg",
+    "st.async",
+    "red.async",
+    "cp.async.bulk",
+    "cp.async.mbarrier",
+    "cp.reduce.async",
+    "tcgen05.alloc",
+    "tcgen05.commit",
+}
 """Operations that end a basic block, as an opcode begins: jumps, whatever may have to wait, and what others may wait for, so that the
 scheduler can let others run in between."""
 

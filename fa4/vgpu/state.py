@@ -205,6 +205,21 @@ class Gang:
             raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of a cluster of {len(ctas)}")
         return ctas[rank], address & (1 << RANK_SHIFT) - 1
 
+    def bytes_at(self, address: int, size: int) -> bytes:
+        """Bytes at a generic address in global, constant or parameter memory.
+
+        Raises:
+            FaultError: it lies elsewhere, or they leave their buffer.
+        """
+        for space in ("param", "const"):
+            if address >> WINDOW_SHIFT == WINDOWS[space] >> WINDOW_SHIFT:
+                block = self.cta.launch.constants[space]
+                return block.data[block.stretch(address - WINDOWS[space], size)].tobytes()
+        buffer = self.memory.find(address, size)
+        if buffer is None:
+            raise self.memory.outside(np.array([address], np.uint64), size, None)
+        return buffer.data[address - buffer.address : address - buffer.address + size].tobytes()
+
     def _by_cta(self, address: Array, mask: Array | None) -> list[tuple[Cta, Array, Array]]:
         """Shared addresses of any CTA of the cluster: (CTA, offsets, lanes)."""
         chosen = self.all if mask is None else mask

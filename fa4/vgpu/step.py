@@ -56,6 +56,8 @@ def run_warps(launch: Launch, pick: Pick) -> None:
         else:
             _jump(launch, gang, index, block.end, result)
     except FaultError as fault:
+        if fault.issuer is not None:
+            raise fault.error(fault.message, _operation_place(launch, fault.issuer)) from fault
         position = _position(fault, compiled, len(block.ops))
         raise fault.error(fault.message, _place(launch, gang, _op(code.kernel, index, position), fault.lanes, mask)) from fault
 
@@ -65,8 +67,9 @@ def run_engine(launch: Launch, engine: Engine, random: Random) -> None:
     try:
         engine.step(random)
     except FaultError as fault:
-        assert launch.operation is not None
-        raise fault.error(fault.message, _operation_place(launch, launch.operation.issuer)) from fault
+        if fault.issuer is None:
+            raise
+        raise fault.error(fault.message, _operation_place(launch, fault.issuer)) from fault
 
 
 def _jump(launch: Launch, gang: Gang, index: int, end: Op, result: Any) -> None:

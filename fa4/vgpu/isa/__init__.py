@@ -11,6 +11,7 @@ from fa4.vgpu.isa import (
     async_copy,
     atomic,
     bits,
+    bulk,
     cluster,
     control,
     convert,
@@ -22,7 +23,9 @@ from fa4.vgpu.isa import (
     move,
     predicate,
     registers,
+    store_async,
     tcgen05,
+    tensor,
     warp,
     wgmma,
 )
@@ -51,4 +54,7 @@ FAMILIES = (
     mbarrier,
     cluster,
     registers,
+    bulk,
+    tensor,
+    store_async,
 )

@@ -87,7 +87,7 @@ def kind_of(types: list[str]) -> str:
 def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> Callable[[EmitFunction], EmitFunction]:
     """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``.
 
-    A name may have up to three modifiers ("tcgen05.ld"), which the emitter then does not see; the longest that fits is chosen.
+    A name may have up to four modifiers ("tcgen05.ld"), which the emitter then does not see; the longest that fits is chosen.
     """
 
     def register(function: EmitFunction) -> EmitFunction:
@@ -134,7 +134,7 @@ def emit_end(e: Emitter, op: Op) -> None:
 
 def _emit(e: Emitter, op: Op, forms: dict[str, Form]) -> None:
     form, words = None, 0
-    for words in range(min(len(op.mods), 3), 0, -1):
+    for words in range(min(len(op.mods), 4), 0, -1):
         form = forms.get(".".join((op.name, *op.mods[:words])))
         if form is not None:
             break
