@@ -155,11 +155,12 @@ class Chain:
         try:
             self._run()
         except FaultError:
-            launch = self.members[0].launch
-            if len(self.steps) > 1 and launch.operation is not None:  # find out whose fault it is
-                for step in self.steps:
-                    launch.operation = launch.operation._replace(issuer=step.issuer)
+            for step in self.steps:  # find out whose fault it is
+                try:
                     Chain(step, self.members)._run()
+                except FaultError as fault:
+                    fault.issuer = step.issuer
+                    raise
             raise
 
     def _run(self) -> None:
