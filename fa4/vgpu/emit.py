@@ -66,7 +66,7 @@ _UFUNCS = [
     "copysign",
 ]
 _NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
-_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "p", "D", "S")
+_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "x2", "lo", "hi", "p", "D", "S")
 
 
 def view_name(type_: str) -> str:

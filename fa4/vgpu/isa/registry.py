@@ -17,7 +17,7 @@ EmitFunction = Callable[["Emitter", Op, "Mods"], None]
 _TYPES = {
     *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)),
     *("f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "tf32", "pred", "b1", "u4", "s4", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "b128"),
-    *("u16x2", "s16x2", "f32x2"),
+    *("u16x2", "s16x2", "f32x2", "e2m3x2", "e3m2x2", "e2m1x2", "ue8m0x2"),
 }
 
 
