@@ -134,9 +134,10 @@ FORMS = [
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(("group", "m", "n", "accumulator", "a", "b", "swizzle", "transposed", "negated"), FORMS)
-def test_forms(group, m, n, accumulator, a, b, swizzle, transposed, negated, steps):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms(form, steps):
     """D = A B, then D += A B for each further step; M and N of one CTA or a pair, against exact integers."""
+    group, m, n, accumulator, a, b, swizzle, transposed, negated = form
     rng = np.random.default_rng(n)
     k = 32 // np.dtype(TYPES[a]).itemsize
     A, B = matrix(rng, (m, k), a), matrix(rng, (n, k), b)
