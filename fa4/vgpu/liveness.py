@@ -128,7 +128,7 @@ def _effects(block: Block, number: dict[Register, int]) -> tuple[int, int]:
     """Registers that a block reads before it writes them, and those that it writes in every lane."""
     use = kill = 0
     for op in reversed(block.ops if block.end is None else (*block.ops, block.end)):
-        if True:
+        if op.guard is None:
             for r in op.written():
                 use &= ~(1 << number[r])
                 kill |= 1 << number[r]
