@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 import pytest
 import torch
 from dsl import compile_dsl
 
-from fa4.vgpu import Gpu, VgpuError
+from fa4.vgpu import Gpu
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.compile]
 
@@ -40,12 +41,11 @@ CASES = [
     (torch.float16, "sm_90a", True, 2),
     (torch.bfloat16, "sm_100a", False, 4),
 ]
-MORE = [
-    (d, a, r, c) for d in (torch.bfloat16, torch.float16, torch.float32) for a in ("sm_90a", "sm_100a") for r in (False, True) for c in (1, 2)
-]
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MORE = [case for case in itertools.product(DTYPES, ("sm_90a", "sm_100a"), (False, True), (1, 2)) if case not in CASES]
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(c, marks=pytest.mark.slow) for c in MORE if c not in CASES)], ids=str)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(c, marks=pytest.mark.slow) for c in MORE)], ids=str)
 def test_tiles_through_shared_memory(case):
     dtype, arch, reduce, cluster = case
     kernel = compiled(*case)

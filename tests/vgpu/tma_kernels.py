@@ -28,10 +28,9 @@ class Twice:
         atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
         layout = cute.tile_to_shape(atom, (ROWS, self.columns, STAGES), order=(0, 1, 2))
         one, tile = cute.select(layout, mode=[0, 1]), (ROWS, self.columns)
+        load_op = cpasync.CopyBulkTensorTileG2SOp()
         if cutlass.const_expr(self.cluster > 1):
             load_op = cpasync.CopyBulkTensorTileG2SMulticastOp()
-        else:
-            load_op = cpasync.CopyBulkTensorTileG2SOp()
         load, tensor_x = cpasync.make_tiled_tma_atom(load_op, x, one, tile, num_multicast=self.cluster)
         store_op = cpasync.CopyBulkTensorTileS2GOp()
         if cutlass.const_expr(self.reduce):
@@ -112,9 +111,7 @@ class Twice:
             pipe.producer_acquire(state)
             if cutlass.const_expr(self.cluster > 1):
                 everyone = cutlass.Int16((1 << self.cluster) - 1)
-                cute.copy(
-                    load, from_x[None, i], to_x[None, state.index], tma_bar_ptr=pipe.producer_get_barrier(state), mcast_mask=everyone
-                )
+                cute.copy(load, from_x[None, i], to_x[None, state.index], tma_bar_ptr=pipe.producer_get_barrier(state), mcast_mask=everyone)
             else:
                 cute.copy(load, from_x[None, i], to_x[None, state.index], tma_bar_ptr=pipe.producer_get_barrier(state))
             pipe.producer_commit(state)
