@@ -203,6 +203,8 @@ class Gang:
         rank, ctas = address >> RANK_SHIFT, self.cta.cluster.ctas
         if rank >= len(ctas):
             raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of a cluster of {len(ctas)}")
+        if not ctas[rank].live:
+            raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of the cluster, which has ended")
         return ctas[rank], address & (1 << RANK_SHIFT) - 1
 
     def bytes_at(self, address: int, size: int) -> bytes:
@@ -231,6 +233,8 @@ class Gang:
                 raise FaultError(
                     OutOfBoundsError, f"shared::cluster address of CTA {rank} of a cluster of {len(self.cta.cluster.ctas)}", lanes
                 )
+            if not self.cta.cluster.ctas[rank].live:
+                raise FaultError(OutOfBoundsError, f"shared::cluster address of CTA {rank} of the cluster, which has ended", lanes)
             found.append((self.cta.cluster.ctas[rank], offsets, lanes))
         return found
 

@@ -26,10 +26,10 @@ class Compiled:
     ptx: str
     host_object: bytes
 
-    def without(self, line: int) -> Compiled:
-        """One line of the PTX taken out."""
+    def with_line(self, line: int, text: str) -> Compiled:
+        """One line of the PTX replaced."""
         lines = self.ptx.splitlines()
-        return replace(self, ptx="\n".join([*lines[:line], "", *lines[line + 1 :]]))
+        return replace(self, ptx="\n".join([*lines[:line], text, *lines[line + 1 :]]))
 
     def __call__(self, gpu: Gpu, *tensors: torch.Tensor) -> None:
         """Run it on CPU tensors, followed by a stream."""
