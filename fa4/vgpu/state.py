@@ -42,7 +42,7 @@ class Warp:
     state: int = RUNNING
     exited: Array = field(default_factory=lambda: np.zeros(32, bool))
     wait: Wait | None = None
-    steps: int = 0
+    spins: int = 0  # looks in vain since it was last given another priority
 
     @property
     def block(self) -> int:
