@@ -20,7 +20,10 @@ _ENGINE_TURN = 256
 """Every so many picks an engine takes its turn, however many warps can run: one may spin on what the engine does."""
 
 _PATIENCE = 20_000
-"""Steps in a row after which a strict priority is drawn again: a warp that spins on global memory must not wait for ever."""
+"""Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
+
+_SPINS = 64
+"""Looks in vain at an mbarrier after which a warp gets another priority."""
 
 
 class Pick(NamedTuple):
@@ -91,6 +94,9 @@ class Scheduler:
         key = _key(chosen)
         self.streak = self.streak + 1 if key == self.current else 0
         self.current = key
+        if not isinstance(chosen, Engine) and chosen[1].spins > _SPINS:
+            chosen[1].spins = 0
+            del self.priorities[key]
         if self.streak > _PATIENCE:
             self.priorities.clear()
             self.streak = 0

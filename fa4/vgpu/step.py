@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu import barrier
+from fa4.vgpu.bulk import check_end
 from fa4.vgpu.emit import Compiled, EmitError, compile_block
 from fa4.vgpu.engine import EXITED, Engine, Issuer, wake
 from fa4.vgpu.errors import DeadlockError, Place, UnsupportedInstructionError, VgpuError
@@ -134,6 +135,8 @@ def _move(launch: Launch, cta: Cta, warp: Warp, index: int, moves: dict[int, Arr
         for number in list(cta.barriers):
             barrier.release(cta, number)
         cta.cluster.barrier.check()
+        if not cta.live:
+            check_end(cta)
         return
     warp.full = len(at) == 1 and ((len(moves) == 1 and warp.full) or bool(next(iter(at.values())).all()))
 

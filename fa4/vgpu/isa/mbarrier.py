@@ -223,6 +223,8 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
                 except FaultError as fault:
                     raise FaultError(fault.error, fault.message, lane_mask(g, i, chosen)) from None
                 parts.append(part)
+        if not ready and not blocking:
+            g.cta.warps[g.first + i].spins += 1
         if blocking and not ready and not (impatient is not None and impatient.random() < _IMPATIENCE):
             _park(g, i, parts)
 
