@@ -116,13 +116,9 @@ def _together(cta: Cta, warp: Warp, reach: int) -> Pick:
     block = warp.block
     first, last = warp.index, warp.index + 1
     if warp.full and reach:
-        warps = cta.warps
-
-        def joins(other: Warp) -> bool:
-            return other.state == RUNNING and other.full and block in other.at
-
-        while first > 0 and warp.index - first < reach and joins(warps[first - 1]):
+        warps, low, high = cta.warps, max(0, first - reach), min(len(cta.warps), last + reach)
+        while first > low and (other := warps[first - 1]).block == block and other.full and other.state == RUNNING:
             first -= 1
-        while last < len(warps) and last - warp.index <= reach and joins(warps[last]):
+        while last < high and (other := warps[last]).block == block and other.full and other.state == RUNNING:
             last += 1
     return Pick(cta, first, last, block)

@@ -43,11 +43,7 @@ class Warp:
     exited: Array = field(default_factory=lambda: np.zeros(32, bool))
     wait: Wait | None = None
     spins: int = 0  # looks in vain since it was last given another priority
-
-    @property
-    def block(self) -> int:
-        """The block to execute next."""
-        return min(self.at)
+    block: int = 0  # the block to execute next: the lowest of ``at``
 
 
 class Cta:

@@ -32,6 +32,8 @@ mad.lo.u32 %r8, %r3, 128, %r2;
 cvt.u64.u32 %d3, %r8;
 add.u64 %d3, %d3, %d1;
 st.global.u32 [%d3], %r7;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.aligned;
 """
 ARRIVE = "barrier.cluster.arrive.release.aligned;"
 READS = {
@@ -62,7 +64,7 @@ def test_a_missing_arrival_before_the_wait_is_an_error():
 
 
 def test_a_missing_barrier_shows():
-    body = exchange(arrive=WITHOUT).replace("barrier.cluster.wait.acquire.aligned;", "")
+    body = exchange(arrive=WITHOUT).replace("barrier.cluster.wait.acquire.aligned;", "", 1)
     with pytest.raises(UninitializedError, match="never written"):
         run(body, gpu=Gpu("sm_90a", schedule="priority"), grid=2, cluster=(2,), shared=128)
 

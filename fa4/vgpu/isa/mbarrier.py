@@ -203,6 +203,11 @@ def _arrive(e: Emitter, op: Op, mods: Mods) -> None:
 def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: tuple[bool, bool], mask: Array | None) -> None:
     """test_wait and try_wait; ``how`` says whether ``value`` is a parity or a token, and whether to wait."""
     by_parity, blocking = how
+    if mask is None and by_parity and address[0] == address[-1] and value[0] == value[-1]:
+        lone = address.size == 1 or bool((address == address[0]).all() and (value == value[0]).all())
+        if lone and mbarrier_at(g, int(address[0]), 0, _LANES).phase & 1 != value[0] & 1:
+            g.p[target.index][...] = True  # the usual case: everyone may go on
+            return
     values = spread(value, g.n)
     impatient = g.cta.launch.impatient
     for i in range(g.warps):
