@@ -20,6 +20,9 @@ Array = npt.NDArray[Any]
 LOADS = "bulk load"
 """Name of the engines of copies into shared memory, with the offset of the mbarrier they tell."""
 
+STORES = "bulk store"
+"""Name of the engines of copies out of shared memory, with the number of the thread."""
+
 
 def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch: Callable[[], Array], issuer: Issuer) -> None:
     """Begin a copy into shared memory: ``where`` is (offset, bytes) in ``cta``, ``signal`` the place of the mbarrier to be told.
@@ -32,6 +35,8 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
     offset, size = where
     signal[0].mbarriers.at(signal[1])
     cta.shared.begin(offset, size)
+    counts = cta.launch.bytes
+    counts[LOADS] = counts.get(LOADS, 0) + size
 
     def run() -> None:
         cta.shared.finish(offset, fetch())
@@ -55,6 +60,8 @@ class Store:
         if self.data is None:
             try:
                 self.data = self.fetch()
+                counts = self.issuer.cta.launch.bytes
+                counts[STORES] = counts.get(STORES, 0) + self.data.size
             except FaultError as fault:
                 fault.issuer = self.issuer
                 raise
@@ -91,7 +98,7 @@ class BulkGroups:
         """Begin a store; a part of the group that its thread commits next."""
         number = 32 * store.issuer.warp + store.issuer.lane
         self.threads.setdefault(number, _Thread()).open.append(store)
-        engine = self.cta.engine(("bulk store", number))
+        engine = self.cta.engine((STORES, number))
         engine.push(store.read, store.issuer)
         engine.push(store.write, store.issuer)
 

@@ -17,7 +17,8 @@ class Report:
     """Counts of one launch, or of all launches of a machine, which are then in ``launches``.
 
     ``instructions`` are warp instructions. ``by_opcode`` has full opcodes, ``by_class`` their first words, ``by_warp`` the warps of a CTA
-    summed over CTAs, ``by_source`` source lines ("file:line", "" without a line table). ``bytes`` are what lanes asked for, by space.
+    summed over CTAs, ``by_source`` source lines ("file:line", "" without a line table). ``bytes`` are what lanes asked for, by space,
+    and what bulk copies moved.
     ``steps`` are basic blocks executed, ``seconds`` is the time of the host. ``kernel``, ``grid`` and ``block`` say what was launched.
 
     ``str(report)`` is a text of several lines; ``data()`` is fit for JSON.

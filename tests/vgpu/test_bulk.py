@@ -113,6 +113,19 @@ def test_store(schedule, seed, delay):
             assert caught.value.place.ptx_text.startswith("cp.async.bulk.global")
 
 
+def test_bytes_in_the_report():
+    gpu = on("round_robin")
+    run(HEAD + EXPECT.format(128) + LOAD.format(at=64, size=128) + WAIT, gpu=gpu, shared=256, grid=3)
+    assert gpu.report().bytes["bulk load"] == 3 * 128
+    gpu = on("round_robin")
+    run(
+        HEAD + STORE.replace("{reduce}", "").replace("{op}", "").replace("@\nDONE", "cp.async.bulk.wait_group 0;\nDONE"),
+        gpu=gpu,
+        shared=128,
+    )
+    assert gpu.report().bytes["bulk store"] == 128
+
+
 def test_a_cta_that_ends_while_a_load_is_on_its_way():
     body = HEAD + EXPECT.format(128) + LOAD.format(at=64, size=128)
     run(body + WAIT, gpu=on("round_robin"), shared=256)

@@ -364,6 +364,27 @@ def test_a_box_that_nobody_waits_for():
         gpu.launch(Program.parse(text), "k", (1,), (64,), 4096, params)
 
 
+@given(
+    st.integers(1, 5).flatmap(
+        lambda rank: st.builds(
+            TensorMap,
+            address=st.integers(0, 2**64 - 1),
+            type=st.sampled_from(TYPES),
+            sizes=st.tuples(*[st.integers(1, 2**32)] * rank),
+            strides=st.tuples(*[st.integers(0, 2**36 - 1).map(lambda n: 16 * n)] * (rank - 1)),
+            box=st.tuples(*[st.integers(1, 256)] * rank),
+            swizzle=st.sampled_from([0, 32, 64, 128]),
+            element_strides=st.just(()) | st.tuples(*[st.integers(2, 8)] * rank),
+            interleave=st.integers(0, 2),
+        )
+    ),
+    st.binary(min_size=64, max_size=64),
+)
+def test_maps_survive_encoding(map_, rest):
+    """The second half of the 128 bytes is whatever was on the host's stack."""
+    assert decode(map_.encode()[:64] + rest) == map_
+
+
 def encode_call(map_, **change):
     """What the driver call writes for the arguments of a map."""
     kinds = {"sizes": ctypes.c_uint64, "strides": ctypes.c_uint64, "box": ctypes.c_uint32, "element_strides": ctypes.c_uint32}

@@ -63,10 +63,13 @@ def from_generic(g: Any, address: Array, mask: Array | None) -> Array:
 
 def by_warp(warps: int, keys: Array, mask: Array | None) -> Iterator[tuple[int, int, Array]]:
     """(warp of the gang, key, lanes of the warp), for every distinct key among the lanes of a warp that execute."""
-    rows = spread(keys, 32 * warps).reshape(-1, 32)
+    rows = None if keys.size == 1 else keys.reshape(-1, 32)
     for i in range(warps):
         lanes = _LANES if mask is None else np.flatnonzero(mask[32 * i : 32 * i + 32])
         if not lanes.size:
+            continue
+        if rows is None:
+            yield i, int(keys[0]), lanes
             continue
         row = rows[i][lanes]
         first = row[0]
