@@ -55,7 +55,7 @@ class Launch:
 
     ``progress`` counts whatever may let a waiting warp go on; ``busy`` are the engines that have something to do, the one that waits
     longest first; ``impatient`` draws waits that
-    end in vain; ``expired`` are the places where warps waited since there was progress.
+    end in vain; ``expired`` are the places where warps waited since there was progress; ``notes`` are what its report shall say.
     """
 
     code: Code
@@ -76,6 +76,7 @@ class Launch:
     busy: dict[Engine, None] = field(default_factory=dict)
     maps: dict[bytes, TensorMap] = field(default_factory=dict)
     expired: set[tuple[Any, ...]] = field(default_factory=set)
+    notes: dict[str, None] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
     blank: int = UNWRITTEN
@@ -99,6 +100,10 @@ class Launch:
     def threads(self) -> int:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    def note(self, message: str) -> None:
+        """Say something in the report, once."""
+        self.notes[message] = None
 
     def specials(self) -> dict[str, Array]:
         """Special registers: one value a lane, or one for all; those of the CTA's place are set as it starts (PTX ISA 10)."""
@@ -243,13 +248,14 @@ class Gpu:
             for variable in loaded:
                 self.memory.remove(variable.offset)
         report = launch_report(launch, steps, time.perf_counter() - start)
-        report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
+        report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block, notes=tuple(launch.notes))
         self.reports.append(report)
         return report
 
     def report(self) -> Report:
         """All launches so far together."""
-        return replace(total_report(self.reports), launches=tuple(self.reports))
+        notes = dict.fromkeys(note for report in self.reports for note in report.notes)
+        return replace(total_report(self.reports), launches=tuple(self.reports), notes=tuple(notes))
 
     def _launch(self, code: Code, geometry: tuple[Dim3, Dim3, Dim3], dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel
