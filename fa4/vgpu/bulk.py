@@ -130,14 +130,15 @@ def check_end(cta: Cta) -> None:
     Raises:
         FaultError: there is one.
     """
-    message = f"CTA {cta.id} ends before a bulk copy has"
+    message = "a CTA ends before a bulk copy has"
     for name, engine in cta.engines.items():
         if engine.queue and isinstance(name, tuple) and name[0] == LOADS:
             raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
     for thread in cta.unit(BulkGroups).threads.values():
         for store in [*thread.open, *(store for group in thread.groups for store in group)]:
             if store.data is None:
-                raise _at_end(f"{message} read its shared memory", store.issuer)
+                cta.launch.breach(_at_end(f"{message} read its shared memory", store.issuer))
+                store.read()
 
 
 def _at_end(message: str, issuer: Issuer) -> FaultError:

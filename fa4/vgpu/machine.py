@@ -16,7 +16,7 @@ from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError
-from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, FaultError, GlobalMemory
 from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Observer, Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
@@ -80,6 +80,7 @@ class Launch:
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
     blank: int = UNWRITTEN
+    strict: bool = True
 
     @property
     def kernel(self) -> Kernel:
@@ -101,9 +102,11 @@ class Launch:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
 
-    def note(self, message: str) -> None:
-        """Say something in the report, once."""
-        self.notes[message] = None
+    def breach(self, fault: FaultError) -> None:
+        """A rule of the ISA is broken that GPUs are known not to insist on: an error, or a note where the machine is not strict."""
+        if self.strict:
+            raise fault
+        self.notes[fault.message] = None
 
     def specials(self) -> dict[str, Array]:
         """Special registers: one value a lane, or one for all; those of the CTA's place are set as it starts (PTX ISA 10)."""
@@ -154,6 +157,9 @@ class Gpu:
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
         unwritten: what a read of shared memory is that nothing was written to: an "error", or "nan", bytes of 0xFF, for kernels
             that compute on rows of a tile beyond the tensor and drop the result.
+        strict: whether breaches of the ISA on which GPUs are known not to insist are errors, or notes in the report: different numbers in the
+            setmaxnreg of a warpgroup, several lanes that initialise one mbarrier, a CTA that ends before its bulk stores have read
+            its shared memory (they read it then).
         observer: told of block entries and synchronisation; None costs nothing.
     """
 
@@ -167,6 +173,7 @@ class Gpu:
         delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
         unwritten: Literal["error", "nan"] = "error",
+        strict: bool = True,
         observer: Observer | None = None,
     ) -> None:
         if arch not in ARCHES:
@@ -184,6 +191,7 @@ class Gpu:
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
+        self.strict = strict
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
@@ -281,7 +289,7 @@ class Gpu:
             "const": Block("constant", bank, tracked=False, writable=False),
         }
         options = self.memory, self.approx_seed, self.early, self.observer
-        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank)
+        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank, strict=self.strict)
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)

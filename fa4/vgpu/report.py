@@ -20,7 +20,7 @@ class Report:
     summed over CTAs, ``by_source`` source lines ("file:line", "" without a line table). ``bytes`` are what lanes asked for, by space,
     and what bulk copies moved.
     ``steps`` are basic blocks executed, ``seconds`` is the time of the host. ``kernel``, ``grid`` and ``block`` say what was launched.
-    ``notes`` are breaches of the ISA that hardware is known to tolerate.
+    ``notes`` are breaches of the ISA on which GPUs are known not to insist (see ``Gpu``, ``strict``).
 
     ``str(report)`` is a text of several lines; ``data()`` is fit for JSON.
     """

@@ -46,9 +46,11 @@ def test_misuse_of_setmaxnreg(body, error, message):
         run(body, threads=384, gpu=Gpu("sm_90a"))
 
 
-def test_different_numbers_in_a_warpgroup_are_noted():
+def test_different_numbers_in_a_warpgroup():
     """The ISA forbids them; kernels that run on GPUs have them."""
-    gpu = Gpu("sm_90a")
+    with pytest.raises(DivergenceError, match="to (176|24) registers in warp ., to (176|24) in warp . of its warpgroup"):
+        run(ROLES.format(small=24, large=176).replace("%r0, 128", "%r0, 160"), threads=384, gpu=Gpu("sm_90a"))
+    gpu = Gpu("sm_90a", strict=False)
     run(ROLES.format(small=24, large=176), threads=384, gpu=gpu)
     assert gpu.reports[-1].notes == ()
     run(ROLES.format(small=24, large=176).replace("%r0, 128", "%r0, 160"), threads=384, gpu=gpu)

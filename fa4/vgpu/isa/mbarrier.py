@@ -105,7 +105,10 @@ def initialise(g: Any, address: Array, count: Array, mask: Array | None) -> None
     for i, where, lanes in by_warp(g.warps, address, mask):
         cta, offset = g.shared_of(where)
         if lanes.size > 1:
-            raise FaultError(BarrierError, f"{lanes.size} lanes initialise the mbarrier at {offset:#x}", lane_mask(g, i, lanes))
+            fault = FaultError(BarrierError, f"{lanes.size} lanes initialise the mbarrier at {offset:#x}", lane_mask(g, i, lanes))
+            if np.unique(counts[32 * i + lanes]).size > 1:
+                raise fault
+            g.cta.launch.breach(fault)
         try:
             cta.mbarriers.init(offset, int(counts[32 * i + lanes[0]]))
         except FaultError as fault:

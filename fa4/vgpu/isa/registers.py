@@ -2,7 +2,7 @@
 
 PTX does not say how many registers a thread has at the launch: it counts as the most that fit the machine, which is what an assembler
 is told to use for kernels with setmaxnreg. The ISA has all warps of a warpgroup execute the same setmaxnreg; kernels that run on GPUs give
-the warps of one warpgroup different numbers, so that is noted in the report and not an error: each warp gets what it asked for.
+the warps of one warpgroup different numbers, and each warp gets what it asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.engine import Signal, Wait
-from fa4.vgpu.errors import BarrierError
+from fa4.vgpu.errors import BarrierError, DivergenceError
 from fa4.vgpu.isa.matrix import whole_warps
 from fa4.vgpu.isa.registry import Mods, ending
 from fa4.vgpu.lexer import integer
@@ -43,10 +43,10 @@ class RegisterPool:
         self.signal = Signal()
 
     def request(self, warp: int, number: int, grow: bool) -> None:
-        """Check what a warp asks for; note where another warp of its warpgroup asked for something else.
+        """Check what a warp asks for.
 
         Raises:
-            FaultError: it grows to fewer or shrinks to more registers than it has.
+            FaultError: it grows to fewer or shrinks to more registers than it has, or another warp of its warpgroup did something else.
         """
         have = self.count[warp]
         if (number < have) if grow else (number > have):
@@ -59,7 +59,8 @@ class RegisterPool:
             if len(theirs) > step and theirs[step] != number:
                 low, high = sorted((warp, other))
                 numbers = self.history[low][step], self.history[high][step]
-                self.cta.launch.note(f"setmaxnreg to {numbers[0]} registers in warp {low}, to {numbers[1]} in warp {high} of its warpgroup")
+                message = f"setmaxnreg to {numbers[0]} registers in warp {low}, to {numbers[1]} in warp {high} of its warpgroup"
+                self.cta.launch.breach(FaultError(DivergenceError, message))
 
     def warpgroup(self, warp: int) -> range:
         """The four warps around one."""
