@@ -88,7 +88,8 @@ def _unwritten(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
     def make(*arguments: Any, **options: Any) -> torch.Tensor:
         tensor = original(*arguments, **options)
-        torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0xFF)
+        if tensor.device.type == "cpu":
+            torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0xFF)
         return tensor
 
     return make

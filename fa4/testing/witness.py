@@ -68,7 +68,9 @@ class Witness:
             "one CTA": not self.pairs,
             f"{self.splits} splits": self.splits > 1,
         }
-        return ", ".join([dims, self.mask, f"{self.heads[0]}:{self.heads[1]} heads", lengths, *(name for name, is_so in more.items() if is_so)])
+        return ", ".join(
+            [dims, self.mask, f"{self.heads[0]}:{self.heads[1]} heads", lengths, *(name for name, is_so in more.items() if is_so)]
+        )
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ class Testimony:
 
     @property
     def ok(self) -> bool:
-        """Whether every result is within its bound."""
-        return not self.failure and bool(self.results) and all(result.ok for result in self.results)
+        """Whether kernels ran and every result is within its bound."""
+        return not self.failure and bool(self.kernels and self.results) and all(result.ok for result in self.results)
 
 
 def witnesses(arch: str, backward: bool = False) -> list[Witness]:

@@ -1,81 +1,178 @@
-"""flash-attn-4's own forward, host code and kernel unchanged, on the virtual GPU: a kernel that others wrote is right there too."""
+"""flash-attn-4's own kernels, host code unchanged, on the virtual GPU: what others wrote and ran on GPUs is right there too."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import subprocess
-import sys
+import re
+from dataclasses import replace
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
-import fa4
-from fa4.arch import get_arch
+from fa4.cli import main
+from fa4.errors import BackendError
+from fa4.testing import witness
+from fa4.testing.witness import VERSION, Witness, witnesses
 
 
 def installed() -> bool:
-    """By its own name: another package gives an importable flash_attn too."""
     try:
-        return bool(metadata.version("flash-attn-4"))
+        return metadata.version("flash-attn-4") == VERSION
     except metadata.PackageNotFoundError:
         return False
 
 
-pytestmark = [
+needs_peer = [
     pytest.mark.compile,
     pytest.mark.vgpu,
-    pytest.mark.skipif(not installed(), reason="flash-attn-4 is not installed: pip install '.[peer]'"),
+    pytest.mark.skipif(not installed(), reason=f"flash-attn-4 {VERSION} is not installed: pip install '.[peer]'"),
 ]
 
-ARCHES = ["sm_80"]
-LENGTHS = [(128, 256), (65, 129), (200, 77), (1, 300)]
+HOPPER = Witness((64, 64), "causal", (3, 1), backward=True, deterministic=True)
+PAIRS = Witness((128, 128), "full", (2, 1), backward=True)
+# Few compiled kernels, many lengths: forward, backward, conversion of dq and of dk and dv, each once.
+CASES = {
+    "sm_90a": [replace(HOPPER, lengths=(lengths,)) for lengths in ((256, 256), (200, 333), (500, 777))],
+    "sm_100a": [
+        *(replace(PAIRS, lengths=(lengths,)) for lengths in ((500, 777), (256, 256))),
+        Witness((64, 64), "causal", (3, 1), ((200, 333), (1, 300), (65, 129))),
+        Witness((64, 64), "full", (2, 1), ((200, 777),), splits=2),
+        Witness((192, 128), "window", (2, 2), ((1, 300),)),
+        Witness((96, 96), "softcap", (3, 1), ((200, 333),)),
+    ],
+}
 
 
-def check(arch, cases):
-    """Cases are (Sq, Sk, query heads, key heads, D, causal)."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("peer_forward.py")), arch],
-        input="\n".join(map(json.dumps, cases)),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(fa4.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])},
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+def check(arch, cases, **options):
+    answers = list(witness.testify(arch, cases, **options))
     assert len(answers) == len(cases)
-    wrong = []
-    for case, answer in zip(cases, answers, strict=True):
-        (kernel,) = answer["kernels"]
-        assert f"FlashAttentionForwardSm{get_arch(arch).capability[0]}0" in kernel
-        assert [result["name"] for result in answer["results"]] == ["out", "lse"]
-        wrong += [(case, r) for r in answer["results"] if r["mismatches"] or r["error"] > r["bound"]]
+    wrong = [f"{a.witness}: {a.failure or [str(r) for r in a.results if not r.ok]}" for a in answers if not a.ok]
     assert wrong == []
+    family = arch[3:].rstrip("a")
+    for answer in answers:
+        assert [r.name for r in answer.results] == (["out", "lse"] + ["dq", "dk", "dv"] * answer.witness.backward) * len(
+            answer.witness.lengths
+        )
+        assert any(f"FlashAttentionForwardSm{family}" in kernel for kernel in answer.kernels)
+        assert any(f"FlashAttentionBackwardSm{family}" in kernel for kernel in answer.kernels) == answer.witness.backward
+        assert any("FlashAttentionForwardCombine" in kernel for kernel in answer.kernels) == (answer.witness.splits > 1)
+        assert answer.paired == (arch == "sm_100a" and in_pairs(answer.witness))
+    return answers
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_forward(arch):
-    """Two kernels; the slow matrix has the others."""
-    check(
-        arch,
-        [
-            (*lengths, 2, heads_kv, dim, causal)
-            for lengths, (heads_kv, dim, causal) in zip(LENGTHS, 2 * [(1, 64, True), (2, 128, False)], strict=True)
-        ],
+def in_pairs(case: Witness) -> bool:
+    """Where flash-attn-4 uses CTA pairs: in the backward from D 128 on, in the forward only without a mask and with more than one block of rows."""
+    if not case.pairs or case.dims[0] < 128:
+        return False
+    rows = case.lengths[0][0] * case.heads[0] // case.heads[1]
+    return case.backward or (
+        not case.packed and case.mask in ("full", "softcap") and rows > 256 and 128 % (case.heads[0] // case.heads[1]) == 0
     )
+
+
+@pytest.mark.parametrize("arch", list(CASES))
+class TestWitnesses:
+    pytestmark = needs_peer
+
+    def test_covering_cases(self, arch):
+        check(arch, CASES[arch])
+
+
+class TestDeterminism:
+    """With many CTAs adding to dq the order shows in the bits, unless a semaphore keeps it."""
+
+    pytestmark = needs_peer
+
+    def test_only_the_deterministic_backward_is_the_same_under_two_schedules(self):
+        fast = replace(PAIRS, lengths=((256, 700),))
+        cases = [fast, replace(fast, deterministic=True)]
+        answers = list(witness.testify("sm_100a", cases, schedule="priority", seeds=(1, 2)))
+        assert all(answer.ok for answer in answers)
+        first, second, *deterministic = (dict(answer.digests) for answer in answers)
+        assert first["dq"] != second["dq"]
+        assert deterministic[0] == deterministic[1]
+        for name in ("out", "lse"):
+            assert len({first[name], second[name], deterministic[0][name]}) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("dim", [64, 128])
-def test_matrix(arch, dim):
-    check(
-        arch,
+@pytest.mark.parametrize("schedule", ["priority"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+class TestMatrix:
+    pytestmark = needs_peer
+
+    def test_every_witness(self, arch, backward, schedule):
+        if (arch, backward) == ("sm_80", True):
+            with pytest.raises(BackendError, match="no such backward"):
+                witnesses(arch, backward)
+            return
+        check(arch, witnesses(arch, backward), schedule=schedule)
+
+
+class TestCommand:
+    @pytest.mark.compile
+    @pytest.mark.vgpu
+    @needs_peer[-1]
+    def test_verify(self, capsys, monkeypatch):
+        cases = [Witness((64, 64), "causal", (3, 1), (lengths,)) for lengths in ((200, 333), (1, 300))]
+        monkeypatch.setattr(witness, "witnesses", lambda arch, backward: [*cases, Witness((128, 128))])
+        assert main(["verify", "--peer", "flash-attn-4", "--head-dim", "64", "--seed", "3"]) == 0
+        output = capsys.readouterr().out.splitlines()
+        assert output[0] == f"flash-attn-4 {VERSION}, forward, bfloat16, sm_80 on the virtual GPU, round_robin schedule, seed 3: 2 requests"
+        assert [line.split(":")[0] for line in output[1:3]] == ["D 64, causal, 3"] * 2
+        assert all("worst error" in line for line in output[1:3])
+        assert output[-1] == "all 2 requests within their bounds"
+
+    def test_a_peer_that_is_wrong(self, capfd, monkeypatch, tmp_path):
+        """A package of the peer's name that answers with torch, and no kernel; with a factor; and with an error."""
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(witness, "witnesses", lambda arch, backward: [Witness((dim, dim)) for dim in (64, 128, 96)])
+        (tmp_path / f"flash_attn_4-{VERSION}.dist-info").mkdir()
+        (tmp_path / f"flash_attn_4-{VERSION}.dist-info" / "METADATA").write_text(f"Name: flash-attn-4\nVersion: {VERSION}\n")
+        (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+        for package in ("flash_attn", "flash_attn/cute"):
+            (tmp_path / package / "__init__.py").touch()
+        (tmp_path / "flash_attn" / "cute" / "interface.py").write_text(FAKE)
+        assert main(["verify", "--peer", "flash-attn-4", "--arch", "sm_100a", "--head-dim", "64,96,128"]) == 1
+        output = capfd.readouterr().out.splitlines()
+        assert output[1].startswith("WRONG D 64, full") and "ok" in output[1], "right, but no kernel ran"
+        assert output[2].startswith("WRONG D 128, full") and "out: WRONG: worst error" in output[2]
+        assert output[3].startswith("WRONG D 96, full") and "KeyError: 96" in output[3]
+        assert output[-1] == "3 of 3 requests failed"
+
+    def test_a_peer_that_is_not_there(self, capsys, monkeypatch):
+        def missing(name):
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(witness.metadata, "version", missing)
+        assert main(["verify", "--peer", "flash-attn-4"]) == 2
+        assert f"found none; pip install 'flash-attn-4=={VERSION}'" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
         [
-            (*lengths, 4, 4 // ratio, dim, causal)
-            for lengths, causal, ratio in itertools.product([*LENGTHS, (300, 512)], [False, True], [1, 2])
+            (
+                ["--peer", "flash-attn-4", "--direction", "backward"],
+                "arch='sm_80': flash-attn-4 .* no such backward; try sm_90a or sm_100a",
+            ),
+            (["--peer", "flash-attn-4", "--arch", "sm_120"], "arch='sm_120': .* no such forward"),
+            (["--peer", "flash-attn-4", "--head-dim", "65"], r"head_dim=\[65\]: .*choose from 64, 128"),
+            (["--direction", "backward"], "direction='backward': .* no backward"),
         ],
     )
+    def test_bad_arguments(self, arguments, message, capsys):
+        assert main(["verify", *arguments]) == 2
+        assert re.search(message, capsys.readouterr().err)
+
+
+FAKE = """
+from types import SimpleNamespace
+from fa4.testing import torch_attention
+utils = SimpleNamespace()
+factors = {64: 1, 128: 1.1}
+def flash_attn_func(q, k, v, return_lse, num_splits, deterministic, **options):
+    assert q.is_cuda
+    out, lse = torch_attention(q, k, v, **options)
+    return out * factors[q.shape[3]], lse, None
+"""
