@@ -61,7 +61,7 @@ def _run_peer(arguments: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from fa4.errors import ArgumentError
-    from fa4.testing.witness import VERSION, testify, witnesses
+    from fa4.testing.witness import VERSION, run_witnesses, witnesses
 
     matrix = witnesses(arguments.arch, arguments.direction == "backward")
     cases = [replace(case, seed=arguments.seed) for case in matrix if not arguments.head_dim or case.dims[0] in arguments.head_dim]
@@ -72,7 +72,7 @@ def _run_peer(arguments: argparse.Namespace) -> int:
     print(f"{arguments.schedule} schedule, seed {arguments.seed}: {len(cases)} requests", flush=True)
     failed = 0
     notes: dict[str, None] = {}
-    for answer in testify(arguments.arch, cases, arguments.schedule, [arguments.seed]):
+    for answer in run_witnesses(arguments.arch, cases, arguments.schedule, [arguments.seed]):
         failed += not answer.ok
         notes.update(dict.fromkeys(answer.notes))
         shown = [result for result in answer.results if not result.ok] or sorted(answer.results, key=lambda r: r.share)[-1:]

@@ -65,7 +65,7 @@ def check_attention(attention: AttentionFunction, inputs: AttentionInputs, **arg
 def run_attention(
     attention: AttentionFunction, inputs: AttentionInputs, *, dlse: Tensor | None = None, backward: bool = True, **options: Any
 ) -> dict[str, Tensor]:
-    """out and lse of ``attention(q, k, v, **options)``, and dq, dk, dv where ``backward``; the gradient flows from dout, and from ``dlse``."""
+    """Out, lse of ``attention(q, k, v, **options)``, and dq, dk, dv where ``backward``; the gradient flows from dout and ``dlse``."""
     q, k, v = inputs.leaves() if backward else (inputs.q, inputs.k, inputs.v)
     out, lse = attention(q, k, v, **options)
     results = {"out": out, "lse": lse}

@@ -2,7 +2,7 @@
 
     python -m fa4.testing.peer ARCH SCHEDULE SEED [SEED ...]
 
-Reads a ``Witness`` as JSON from each line of standard input, and prints a ``Testimony`` for each and every seed of the schedule.
+Reads a ``Witness`` as JSON from each line of standard input, and prints an ``Answer`` for each and every seed of the schedule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fa4.testing.check import compare_results, run_attention
 from fa4.testing.inputs import AttentionInputs, AttentionShape, make_inputs
-from fa4.testing.witness import MASKS, Testimony, Witness, witness
+from fa4.testing.witness import MASKS, Answer, Witness, witness
 from fa4.vgpu import Gpu, attach, torch_cuda
 
 
@@ -33,15 +33,15 @@ def main(arch: str, schedule: str, *seeds: str) -> None:
                 print(json.dumps(asdict(_answer(gpu, case))), flush=True)
 
 
-def _answer(gpu: Gpu, case: Witness) -> Testimony:
+def _answer(gpu: Gpu, case: Witness) -> Answer:
     try:
         results = _packed(case) if case.packed else _dense(case)
-        testimony = replace(results, witness=case)
+        answer = replace(results, witness=case)
     except Exception as error:  # whatever the peer's host code raises is its answer to this request
-        testimony = Testimony(case, failure=f"{type(error).__name__}: {error}")
+        answer = Answer(case, failure=f"{type(error).__name__}: {error}")
     report = gpu.report()
     return replace(
-        testimony,
+        answer,
         kernels=tuple(launch.kernel for launch in gpu.reports),
         instructions=report.instructions,
         seconds=report.seconds,
@@ -61,7 +61,7 @@ def _inputs(case: Witness, number: int) -> AttentionInputs:
     return make_inputs(AttentionShape(1, *lengths, *case.heads, *case.dims), torch.bfloat16, seed=case.seed + number)
 
 
-def _dense(case: Witness) -> Testimony:
+def _dense(case: Witness) -> Answer:
     attention = _interface(case).flash_attn_func
 
     def run(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -71,10 +71,10 @@ def _dense(case: Witness) -> Testimony:
     inputs = _inputs(case, 0)
     options = MASKS[case.mask]
     actual = run_attention(run, inputs, backward=case.backward, **options)
-    return Testimony(case, tuple(compare_results(actual, inputs, **options)), digests=_digests(actual))
+    return Answer(case, tuple(compare_results(actual, inputs, **options)), digests=_digests(actual))
 
 
-def _packed(case: Witness) -> Testimony:
+def _packed(case: Witness) -> Answer:
     """Sequences one after the other, each compared by itself."""
     attention = _interface(case).flash_attn_varlen_func
     inputs = [_inputs(case, i) for i in range(len(case.lengths))]
@@ -96,7 +96,7 @@ def _packed(case: Witness) -> Testimony:
         mine = {name: x[columns if name in ("dk", "dv") else rows][None] for name, x in actual.items() if name != "lse"}
         mine["lse"] = actual["lse"][None, :, rows]
         results += compare_results(mine, one, **options)
-    return Testimony(case, tuple(results), digests=_digests(actual))
+    return Answer(case, tuple(results), digests=_digests(actual))
 
 
 def _digests(results: dict[str, Tensor]) -> tuple[tuple[str, str], ...]:

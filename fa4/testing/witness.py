@@ -38,9 +38,9 @@ _DIMS["sm_100a"] = ((64, 64), (96, 96), (128, 128), (192, 128))
 class Witness:
     """One request of the peer.
 
-    ``dims`` are the head dimensions (D, Dv), ``heads`` the numbers of query and key heads, ``lengths`` (Sq, Sk); more than one make a packed
-    batch. ``mask`` is a key of ``MASKS``. ``pairs`` lets the kernels use CTA pairs where they do that. ``splits`` of the keys are computed
-    apart and combined. ``seed`` is that of the inputs.
+    ``dims`` are the head dimensions (D, Dv), ``heads`` the numbers of query and key heads, ``lengths`` (Sq, Sk); more than one make a
+    packed batch. ``mask`` is a key of ``MASKS``. ``pairs`` lets the kernels use CTA pairs where they do that. ``splits`` of the keys are
+    computed apart and combined. ``seed`` is that of the inputs.
     """
 
     dims: tuple[int, int]
@@ -74,7 +74,7 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Testimony:
+class Answer:
     """What the peer did with a request.
 
     ``results`` has a comparison with float64 for each result and sequence; ``kernels`` the names of what was launched, ``instructions``
@@ -140,7 +140,7 @@ def require_peer() -> None:
         raise BackendError("peer", PEER, f"version {VERSION} must be installed, found {found}", remedy)
 
 
-def testify(arch: str, cases: Sequence[Witness], schedule: str = "priority", seeds: Sequence[int] = (0,)) -> Iterator[Testimony]:
+def run_witnesses(arch: str, cases: Sequence[Witness], schedule: str = "priority", seeds: Sequence[int] = (0,)) -> Iterator[Answer]:
     """Run the peer in a process of its own, each case under every seed of the schedule in turn.
 
     Raises:
@@ -165,7 +165,7 @@ def testify(arch: str, cases: Sequence[Witness], schedule: str = "priority", see
         for line in process.stdout:
             if line.startswith("{"):
                 count += 1
-                yield _testimony(json.loads(line))
+                yield _answered(json.loads(line))
     if count != len(cases) * len(seeds):
         raise Fa4Error(f"{PEER} answered {count} of {len(cases) * len(seeds)} requests, exit status {process.returncode}")
 
@@ -176,7 +176,7 @@ def witness(data: dict[str, Any]) -> Witness:
     return Witness(**{**data, **pairs, "lengths": tuple(map(tuple, data["lengths"]))})
 
 
-def _testimony(data: dict[str, Any]) -> Testimony:
+def _answered(data: dict[str, Any]) -> Answer:
     results = tuple(Comparison(**{**result, "index": tuple(result["index"])}) for result in data.pop("results"))
     lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "notes", "digests")}
-    return Testimony(**{**data, **lists, "witness": witness(data["witness"]), "results": results})
+    return Answer(**{**data, **lists, "witness": witness(data["witness"]), "results": results})

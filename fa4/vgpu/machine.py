@@ -155,11 +155,11 @@ class Gpu:
         delay: when asynchronous operations happen: "late", when nothing else can happen or when they are drawn by the schedule, or
             "early", when they are issued (a cp.async then reads its source; its destination may still not be touched before the wait).
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
-        unwritten: what a read of shared memory is that nothing was written to: an "error", or "nan", bytes of 0xFF, for kernels
-            that compute on rows of a tile beyond the tensor and drop the result.
-        strict: whether breaches of the ISA on which GPUs are known not to insist are errors, or notes in the report: different numbers in the
-            setmaxnreg of a warpgroup, several lanes that initialise one mbarrier, a CTA that ends before its bulk stores have read
-            its shared memory (they read it then).
+        unwritten: what a read of shared memory or of a register is that nothing was written to: an "error", or "nan", bytes of 0xFF, for
+            kernels that compute on rows of a tile beyond the tensor and drop the result.
+        strict: whether breaches of the ISA on which GPUs are known not to insist are errors, or notes in the report: different
+            numbers in the setmaxnreg of a warpgroup, several lanes that initialise one mbarrier, a CTA that ends before its bulk
+            stores have read its shared memory (they read it then).
         observer: told of block entries and synchronisation; None costs nothing.
     """
 
@@ -240,9 +240,10 @@ class Gpu:
         entry = program.kernel(kernel)
         size = _dim3("cluster", cluster or (1, 1, 1))
         clustered = size != (1, 1, 1)
-        key = kernel, ARCHES[self.arch][0], clustered
+        key = kernel, ARCHES[self.arch][0], clustered, self.blank
         if key not in program.code:
-            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered)
+            watched = watch(entry) if self.blank == UNWRITTEN else replace(watch(entry), rows={}, reads={})
+            program.code[key] = Code(entry, watched, ARCHES[self.arch][0], clustered)
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
         start = time.perf_counter()

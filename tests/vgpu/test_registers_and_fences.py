@@ -48,7 +48,7 @@ def test_misuse_of_setmaxnreg(body, error, message):
 
 def test_different_numbers_in_a_warpgroup():
     """The ISA forbids them; kernels that run on GPUs have them."""
-    with pytest.raises(DivergenceError, match="to (176|24) registers in warp ., to (176|24) in warp . of its warpgroup"):
+    with pytest.raises(DivergenceError, match=r"to (176|24) registers in warp ., to (176|24) in warp . of its warpgroup"):
         run(ROLES.format(small=24, large=176).replace("%r0, 128", "%r0, 160"), threads=384, gpu=Gpu("sm_90a"))
     gpu = Gpu("sm_90a", strict=False)
     run(ROLES.format(small=24, large=176), threads=384, gpu=gpu)
