@@ -23,7 +23,7 @@ _PATIENCE = 20_000
 """Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
 
 _SPINS = 64
-"""Looks in vain at an mbarrier after which a warp gets another priority."""
+"""Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
 
 
 class Pick(NamedTuple):
