@@ -20,6 +20,7 @@ from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+from fa4.vgpu.warpgroup import Multiplications
 
 Array = npt.NDArray[Any]
 BlockFunction = Callable[[Any, Any], Any]
@@ -65,7 +66,7 @@ _UFUNCS = [
     "copysign",
 ]
 _NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
-_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "p", "D", "S")
+_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "x2", "lo", "hi", "p", "D", "S")
 
 
 def view_name(type_: str) -> str:
@@ -293,6 +294,7 @@ class Emitter:
         self.position = position
         self.begin(op)
         self.check(op, (block, position))
+        self.check_multiplications(op)
         isa.emit(self, op)
         for register in op.written():
             row = self.watch.rows.get(register)
@@ -302,6 +304,19 @@ class Emitter:
                 if is_copy(op) and op.read()[-1] in self.watch.rows:
                     state = f"D[{self.watch.rows[op.read()[-1]]}]"
                 self.line(f"copyto(D[{row}], {state}{where})")
+
+    def check_multiplications(self, op: Op) -> None:
+        """What wgmma instructions on their way use may not be touched, except by other wgmma instructions, which run in order."""
+        if op.name == "wgmma" or not self.watch.results:
+            return
+        read = self.watch.results.intersection(op.read())
+        written = (self.watch.results | self.watch.factors).intersection(op.written())
+        if read or written:
+            rows = (self.fixed(np.array([r.index for r in registers], int)) for registers in (read, written))
+            if "pending" not in self.namespace:
+                self.namespace["pending"] = None  # said once a block
+                self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
+            self.line(f"if pending.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
 
     def check(self, op: Op, where: tuple[int, int]) -> None:
         """Watched registers that the op reads: the guard in all lanes, others in those where the guard holds."""
@@ -351,7 +366,9 @@ def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: 
 def _emit_block(emitter: Emitter, block: Block) -> None:
     watch, index = emitter.watch, block.index
     for positions in isa.group(block.ops):
-        watched = any((index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions)
+        watched = bool(watch.results) or any(
+            (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions
+        )
         if len(positions) == 1 or watched:
             for p in positions:
                 emitter.op(block.ops[p], p, index)

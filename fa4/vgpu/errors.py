@@ -80,6 +80,18 @@ class PendingCopyError(VgpuError):
     """Bytes that an asynchronous copy has yet to write are read or written by others."""
 
 
+class MatrixDescriptorError(VgpuError, ValueError):
+    """A descriptor of a matrix operand or of a tensor-core instruction with fields that contradict the ISA or each other."""
+
+
+class PendingMultiplyError(VgpuError):
+    """Registers of a warpgroup's multiplication are touched before it has been waited for."""
+
+
+class TensorMemoryError(VgpuError):
+    """Tensor memory that is not allocated, that a warp may not touch, or an allocation that breaks the rules."""
+
+
 class DivergenceError(VgpuError):
     """An instruction that a whole warp (or every lane of its mask) must execute together is reached by only some lanes."""
 

@@ -16,7 +16,7 @@ HEAD = """.version 8.8
 {{
 .reg .pred %p<20>;
 .reg .b16 %h<40>;
-.reg .b32 %r<200>;
+.reg .b32 %r<400>;
 .reg .b64 %d<40>;
 ld.param.u64 %d0, [p0];
 ld.param.u64 %d1, [p1];
@@ -27,7 +27,7 @@ add.u64 %d11, %d0, %d10;
 add.u64 %d12, %d1, %d10;
 """
 
-A, B, C = 0x10000, 0x20000, 0x30000
+A, B, C = 0x10000, 0x40000, 0x80000
 
 
 def kernel(body: str, target: str = "sm_80") -> str:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from fa4.vgpu import memory
 from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.isa.registry import Mods, instruction
-from fa4.vgpu.program import Op, Special, Symbol, Tuple
+from fa4.vgpu.memory import spread
+from fa4.vgpu.program import Op, Register, Special, Symbol, Tuple
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
@@ -50,21 +51,30 @@ def special_register(e: Emitter, o: Special, type_: str) -> str:
 
 def split(value: Array, parts: int, n: int) -> Array:
     """A register as ``parts`` narrower ones: row i is part i, the lowest first."""
-    value = np.ascontiguousarray(np.broadcast_to(value, n))
+    value = np.ascontiguousarray(spread(value, n))
     return np.asarray(value.view(f"u{value.dtype.itemsize // parts}").reshape(n, parts).T)
 
 
 def join(n: int, *parts: Array) -> Array:
     """Narrow registers as one, the first lowest."""
-    stacked = np.stack([np.broadcast_to(p, n) for p in parts], axis=1)
-    return stacked.view(f"u{stacked.dtype.itemsize * len(parts)}").reshape(n)
+    joined = np.empty((n, len(parts)), parts[0].dtype)
+    for i, part in enumerate(parts):
+        joined[:, i] = part
+    return joined.view(f"u{joined.dtype.itemsize * len(parts)}").reshape(n)
 
 
 @instruction("mov", section="9.7.9.3, 9.7.9.4", forms="pred, b u s f of 16 32 64; {..} on either side; special registers; addresses")
 def _mov(e: Emitter, op: Op, mods: Mods) -> None:
     d, a = op.operands
     type_ = mods.type()
-    if isinstance(d, Tuple):
+    if type_.endswith("64") and isinstance(d, Tuple) and isinstance(a, Register) and len(d.items) == 2:
+        for item, half in zip(d.items, ("lo", "hi"), strict=True):
+            e.assign(item, "u32", f"{half}[{a.index}]")
+    elif type_.endswith("64") and isinstance(a, Tuple) and isinstance(d, Register) and len(a.items) == 2:
+        where = f", where={e.mask}" if e.mask else ""
+        for item, half in zip(a.items, ("lo", "hi"), strict=True):
+            e.line(f"copyto({half}[{d.index}], {e.source(item, 'u32')}{where})")
+    elif isinstance(d, Tuple):
         part = f"u{int(type_[1:]) // len(d.items)}"
         rows = e.temporary(f"{e.helper(split)}({e.source(a, 'u' + type_[1:])}, {len(d.items)}, g.n)")
         for i, item in enumerate(d.items):
