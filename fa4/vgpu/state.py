@@ -134,7 +134,7 @@ class Gang:
                 setattr(self, kind, views)
         if 32 in cta.rows:
             self.R32 = cta.rows[32][:, here]
-        wide = cta.rows.get(64, np.zeros((0, cta.rows[32].shape[1]), np.uint64))[:, here]
+        wide = cta.rows.get(64, np.zeros((0, cta.predicates.shape[1]), np.uint64))[:, here]
         self.x2 = list(wide.view(np.float32))
         self.lo, self.hi = list(wide.view(np.uint32)[:, 0::2]), list(wide.view(np.uint32)[:, 1::2])
         self.p = list(cta.predicates[:, here])
