@@ -90,3 +90,39 @@ def check_ampere_forward(config: AmpereForwardConfig, head_dim: int, head_dim_v:
         raise UnsupportedError(
             "config", config, f"{need.arithmetic}, but {arch.name} has {limit} per block", "use smaller tiles or fewer stages"
         )
+
+
+TMEM_COLUMNS = 512
+
+
+@dataclass(frozen=True)
+class BlackwellForwardConfig:
+    """Tiles and budgets of the Blackwell forward kernel.
+
+    ``q_tiles`` tiles of 128 queries per CTA take turns on the tensor cores; ``tile_n`` keys per tile; ``stages`` tiles of K or V in the ring;
+    ``registers`` per thread of the softmax, correction and other warps; a row's reference moves when it is exceeded by more than
+    ``rescale_threshold`` (log2 units; 0: always). ``o_over_q``: O leaves through the shared memory of Q.
+    """
+
+    stages: int
+    q_tiles: int = 2
+    tile_n: int = 128
+    registers: tuple[int, int, int] = (192, 80, 48)
+    rescale_threshold: float = 8.0
+    o_over_q: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """First columns in tensor memory of S (and P, in the same place) and of O, by query tile."""
+
+    S: tuple[int, ...]
+    O: tuple[int, ...]
+    end: int
+
+
+def blackwell_columns(config: BlackwellForwardConfig, head_dim_v: int) -> Columns:
+    """The map of tensor memory."""
+    tiles, dv = config.q_tiles, padded_head_dim(head_dim_v)
+    at = tiles * config.tile_n
+    return Columns(tuple(i * config.tile_n for i in range(tiles)), tuple(at + i * dv for i in range(tiles)), at + tiles * dv)
