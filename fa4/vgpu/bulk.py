@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from fa4.vgpu.engine import Issuer
+from fa4.vgpu.errors import PendingCopyError
 from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
     from fa4.vgpu.state import Cta
 
 Array = npt.NDArray[Any]
+
+LOADS = "bulk load"
+"""Name of the engines of copies into shared memory, with the offset of the mbarrier they tell."""
+
+STORES = "bulk store"
+"""Name of the engines of copies out of shared memory, with the number of the thread."""
 
 
 def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch: Callable[[], Array], issuer: Issuer) -> None:
@@ -28,12 +35,14 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
     offset, size = where
     signal[0].mbarriers.at(signal[1])
     cta.shared.begin(offset, size)
+    counts = cta.launch.bytes
+    counts[LOADS] = counts.get(LOADS, 0) + size
 
     def run() -> None:
         cta.shared.finish(offset, fetch())
         signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer)
 
-    signal[0].engine(("bulk load", signal[1]), ordered=False).push(run, issuer)
+    signal[0].engine((LOADS, signal[1]), ordered=False).push(run, issuer)
 
 
 @dataclass
@@ -51,6 +60,8 @@ class Store:
         if self.data is None:
             try:
                 self.data = self.fetch()
+                counts = self.issuer.cta.launch.bytes
+                counts[STORES] = counts.get(STORES, 0) + self.data.size
             except FaultError as fault:
                 fault.issuer = self.issuer
                 raise
@@ -87,7 +98,7 @@ class BulkGroups:
         """Begin a store; a part of the group that its thread commits next."""
         number = 32 * store.issuer.warp + store.issuer.lane
         self.threads.setdefault(number, _Thread()).open.append(store)
-        engine = self.cta.engine(("bulk store", number))
+        engine = self.cta.engine((STORES, number))
         engine.push(store.read, store.issuer)
         engine.push(store.write, store.issuer)
 
@@ -111,3 +122,25 @@ class BulkGroups:
                     store.write()
         # A group that has only been read stays, so that a later wait can complete it.
         thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
+
+
+def check_end(cta: Cta) -> None:
+    """A CTA ends: its shared memory is gone for copies that still have to read or write it.
+
+    Raises:
+        FaultError: there is one.
+    """
+    message = f"CTA {cta.id} ends before a bulk copy has"
+    for name, engine in cta.engines.items():
+        if engine.queue and isinstance(name, tuple) and name[0] == LOADS:
+            raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
+    for thread in cta.unit(BulkGroups).threads.values():
+        for store in [*thread.open, *(store for group in thread.groups for store in group)]:
+            if store.data is None:
+                raise _at_end(f"{message} read its shared memory", store.issuer)
+
+
+def _at_end(message: str, issuer: Issuer) -> FaultError:
+    fault = FaultError(PendingCopyError, message)
+    fault.issuer = issuer
+    return fault

@@ -293,9 +293,7 @@ class Emitter:
         """One instruction: guard, watched registers, and what its family emits."""
         self.position = position
         self.begin(op)
-        for register in self.watch.reads.get((block, position), ()):
-            if not is_copy(op):
-                self.line(f"g.check_defined({self.watch.rows[register]}, {register.name!r}, {self.masked})")
+        self.check(op, (block, position))
         self.check_multiplications(op)
         isa.emit(self, op)
         for register in op.written():
@@ -319,6 +317,14 @@ class Emitter:
                 self.namespace["pending"] = None  # said once a block
                 self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
             self.line(f"if pending.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
+
+    def check(self, op: Op, where: tuple[int, int]) -> None:
+        """Watched registers that the op reads: the guard in all lanes, others in those where the guard holds."""
+        for register in self.watch.reads.get(where, ()):
+            is_guard = op.guard is not None and register == op.guard[0]
+            if is_guard or not is_copy(op):
+                mask = (self.base_mask or "None") if is_guard else self.masked
+                self.line(f"g.check_defined({self.watch.rows[register]}, {register.name!r}, {mask})")
 
     def begin(self, op: Op) -> None:
         """Set the mask for an instruction."""
@@ -373,8 +379,7 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
     if block.end is not None:
         emitter.position = len(block.ops)
         emitter.begin(block.end)
-        for register in watch.reads.get((index, len(block.ops)), ()):
-            emitter.line(f"g.check_defined({watch.rows[register]}, {register.name!r}, {emitter.masked})")
+        emitter.check(block.end, (index, len(block.ops)))
         isa.emit_end(emitter, block.end)
 
 

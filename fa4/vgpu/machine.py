@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError
-from fa4.vgpu.memory import Block, Buffer, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
 from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Observer, Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
@@ -78,6 +78,7 @@ class Launch:
     expired: set[tuple[Any, ...]] = field(default_factory=set)
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
+    blank: int = UNWRITTEN
 
     @property
     def kernel(self) -> Kernel:
@@ -146,6 +147,8 @@ class Gpu:
         delay: when asynchronous operations happen: "late", when nothing else can happen or when they are drawn by the schedule, or
             "early", when they are issued (a cp.async then reads its source; its destination may still not be touched before the wait).
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
+        unwritten: what a read of shared memory is that nothing was written to: an "error", or "nan", bytes of 0xFF, for kernels
+            that compute on rows of a tile beyond the tensor and drop the result.
         observer: told of block entries and synchronisation; None costs nothing.
     """
 
@@ -158,6 +161,7 @@ class Gpu:
         resident: int = 4,
         delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
+        unwritten: Literal["error", "nan"] = "error",
         observer: Observer | None = None,
     ) -> None:
         if arch not in ARCHES:
@@ -166,11 +170,15 @@ class Gpu:
             raise LaunchError(f"approximate={approximate!r}: must be exact or random")
         if delay not in ("late", "early"):
             raise LaunchError(f"delay={delay!r}: must be late or early")
+        if unwritten not in ("error", "nan"):
+            raise LaunchError(f"unwritten={unwritten!r}: must be error or nan")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
+        Scheduler(schedule, seed)  # refuses a schedule that it does not know
         self.arch, self.seed, self.schedule, self.resident = arch, seed, schedule, resident
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
+        self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
@@ -235,12 +243,13 @@ class Gpu:
             for variable in loaded:
                 self.memory.remove(variable.offset)
         report = launch_report(launch, steps, time.perf_counter() - start)
+        report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
 
     def report(self) -> Report:
         """All launches so far together."""
-        return total_report(self.reports)
+        return replace(total_report(self.reports), launches=tuple(self.reports))
 
     def _launch(self, code: Code, geometry: tuple[Dim3, Dim3, Dim3], dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel
@@ -265,7 +274,8 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        return Launch(code, grid, block, cluster, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer)
+        options = self.memory, self.approx_seed, self.early, self.observer
+        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank)
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)

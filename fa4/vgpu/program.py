@@ -52,11 +52,12 @@ GLOBAL_BASE = 1 << 52
 
 @dataclass(frozen=True)
 class Register:
-    """Row ``index`` of the registers of ``bits`` bits (1: predicates)."""
+    """Row ``index`` of the registers of ``bits`` bits (1: predicates); ``number`` tells those apart that share a row and a name."""
 
     bits: int
     index: int
     name: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -254,9 +255,12 @@ class Program:
         Raises:
             PtxSyntaxError: it is not PTX, uses syntax that is not known here, or names what is not declared.
         """
+        from fa4.vgpu.liveness import share_rows
+
         module = parse(ptx)
         lines = ptx.splitlines()
-        kernels = {f.name: _Lowering(module, f, lines).kernel() for f in module.functions if f.kind == ".entry" and f.body is not None}
+        entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
+        kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
         return cls(module.target[0], kernels)
 
     def kernel(self, name: str) -> Kernel:
@@ -482,7 +486,8 @@ class _Lowering:
                 if bits not in (1, 8, 16, 32, 64):
                     raise PtxSyntaxError(f"PTX line {line}: registers of {bits} bits are not supported")
                 # Rows are numbered at first use, so that the results of a vector load lie side by side.
-                names[name] = found = Register(bits, self.rows.setdefault(bits, 0), name)
+                number = self.rows.setdefault(bits, 0)
+                names[name] = found = Register(bits, number, name, number)
                 self.rows[bits] += 1
             if isinstance(found, str):
                 if found.startswith("targets:"):

@@ -20,7 +20,10 @@ _ENGINE_TURN = 256
 """Every so many picks an engine takes its turn, however many warps can run: one may spin on what the engine does."""
 
 _PATIENCE = 20_000
-"""Steps in a row after which a strict priority is drawn again: a warp that spins on global memory must not wait for ever."""
+"""Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
+
+_SPINS = 64
+"""Looks in vain at an mbarrier after which a warp gets another priority."""
 
 
 class Pick(NamedTuple):
@@ -91,6 +94,9 @@ class Scheduler:
         key = _key(chosen)
         self.streak = self.streak + 1 if key == self.current else 0
         self.current = key
+        if not isinstance(chosen, Engine) and chosen[1].spins > _SPINS:
+            chosen[1].spins = 0
+            del self.priorities[key]
         if self.streak > _PATIENCE:
             self.priorities.clear()
             self.streak = 0
@@ -110,13 +116,9 @@ def _together(cta: Cta, warp: Warp, reach: int) -> Pick:
     block = warp.block
     first, last = warp.index, warp.index + 1
     if warp.full and reach:
-        warps = cta.warps
-
-        def joins(other: Warp) -> bool:
-            return other.state == RUNNING and other.full and block in other.at
-
-        while first > 0 and warp.index - first < reach and joins(warps[first - 1]):
+        warps, low, high = cta.warps, max(0, first - reach), min(len(cta.warps), last + reach)
+        while first > low and (other := warps[first - 1]).block == block and other.full and other.state == RUNNING:
             first -= 1
-        while last < len(warps) and last - warp.index <= reach and joins(warps[last]):
+        while last < high and (other := warps[last]).block == block and other.full and other.state == RUNNING:
             last += 1
     return Pick(cta, first, last, block)

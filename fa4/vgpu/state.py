@@ -42,12 +42,8 @@ class Warp:
     state: int = RUNNING
     exited: Array = field(default_factory=lambda: np.zeros(32, bool))
     wait: Wait | None = None
-    steps: int = 0
-
-    @property
-    def block(self) -> int:
-        """The block to execute next."""
-        return min(self.at)
+    spins: int = 0  # looks in vain since it was last given another priority
+    block: int = 0  # the block to execute next: the lowest of ``at``
 
 
 class Cta:
@@ -60,7 +56,7 @@ class Cta:
         self.rows = {bits: np.zeros((n, lanes), f"u{bits // 8}") for bits, n in launch.kernel.registers.items() if bits > 1}
         self.predicates = np.zeros((launch.kernel.registers.get(1, 0), lanes), bool)
         self.defined = np.zeros((len(launch.watch.rows), lanes), bool)
-        self.shared = Block("shared", np.zeros(launch.shared_bytes, np.uint8), tracked=True)
+        self.shared = Block("shared", np.zeros(launch.shared_bytes, np.uint8), tracked=True, blank=launch.blank)
         self.local = LocalMemory(lanes, launch.kernel.local_bytes)
         self.specials = launch.specials()
         self.gangs: dict[tuple[int, int], Gang] = {}
@@ -206,6 +202,8 @@ class Gang:
         rank, ctas = address >> RANK_SHIFT, self.cta.cluster.ctas
         if rank >= len(ctas):
             raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of a cluster of {len(ctas)}")
+        if not ctas[rank].live:
+            raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of the cluster, which has ended")
         return ctas[rank], address & (1 << RANK_SHIFT) - 1
 
     def bytes_at(self, address: int, size: int) -> bytes:
@@ -234,6 +232,8 @@ class Gang:
                 raise FaultError(
                     OutOfBoundsError, f"shared::cluster address of CTA {rank} of a cluster of {len(self.cta.cluster.ctas)}", lanes
                 )
+            if not self.cta.cluster.ctas[rank].live:
+                raise FaultError(OutOfBoundsError, f"shared::cluster address of CTA {rank} of the cluster, which has ended", lanes)
             found.append((self.cta.cluster.ctas[rank], offsets, lanes))
         return found
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu import barrier
+from fa4.vgpu.bulk import check_end
 from fa4.vgpu.emit import Compiled, EmitError, compile_block
 from fa4.vgpu.engine import EXITED, Engine, Issuer, wake
 from fa4.vgpu.errors import DeadlockError, Place, UnsupportedInstructionError, VgpuError
@@ -52,7 +53,7 @@ def run_warps(launch: Launch, pick: Pick) -> None:
         result = compiled.run(gang, mask)
         if block.end is None or block.end.name not in JUMPS:
             for w in range(first, last):
-                _move(launch, cta, cta.warps[w], index, {index + 1: cta.warps[w].at[index]})
+                _advance(launch, cta, cta.warps[w], index, index + 1)
         else:
             _jump(launch, gang, index, block.end, result)
     except FaultError as fault:
@@ -114,7 +115,17 @@ def _jump(launch: Launch, gang: Gang, index: int, end: Op, result: Any) -> None:
                 _move(launch, cta, warp, index, moves)
             return
     for warp in warps:
-        _move(launch, cta, warp, index, {target: warp.at[index]})
+        _advance(launch, cta, warp, index, target)
+
+
+def _advance(launch: Launch, cta: Cta, warp: Warp, index: int, target: int) -> None:
+    """All lanes of a warp that are at block ``index`` go to another."""
+    at = warp.at
+    if len(at) == 1 and target < len(launch.code.kernel.blocks):
+        at[target] = at.pop(index)
+        warp.block = target
+    else:
+        _move(launch, cta, warp, index, {target: at[index]})
 
 
 def _move(launch: Launch, cta: Cta, warp: Warp, index: int, moves: dict[int, Array]) -> None:
@@ -134,7 +145,10 @@ def _move(launch: Launch, cta: Cta, warp: Warp, index: int, moves: dict[int, Arr
         for number in list(cta.barriers):
             barrier.release(cta, number)
         cta.cluster.barrier.check()
+        if not cta.live:
+            check_end(cta)
         return
+    warp.block = min(at)
     warp.full = len(at) == 1 and ((len(moves) == 1 and warp.full) or bool(next(iter(at.values())).all()))
 
 

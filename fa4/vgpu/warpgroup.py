@@ -201,7 +201,7 @@ def per_warp(values: Array, gang: Gang, name: str) -> Array:
     differs = (rows != rows[:, :1]).any(1)
     if differs.any():
         raise FaultError(DivergenceError, f"the {name} differs between lanes of a warp", np.repeat(differs, 32))
-    return np.ascontiguousarray(rows[:, 0])
+    return np.array(rows[:, 0])  # a copy: the register may change before the values are used
 
 
 def _run(entries: list[_Multiply], others: list[tuple[list[_Multiply], int]]) -> list[_Multiply]:

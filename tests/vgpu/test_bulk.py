@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 import numpy as np
@@ -68,22 +69,19 @@ def test_load(schedule, seed, delay):
         (LOAD.format(at="0", size=128) + "@\nst.shared.u32 [%r2], %r0;", "", WAIT, PendingCopyError, "is written while an asynchronous copy"),
         (LOAD.format(at="0", size="@") + WAIT, "144", "128", DeadlockError, "0 of 1 arrivals and -16 bytes are missing"),
         (LOAD.format(at="0", size="@") + WAIT, "112", "128", DeadlockError, "0 of 1 arrivals and 16 bytes are missing"),
-        ("@%p1 cp.async.bulk.prefetch.L2.global [%d0], @;", "16400", "16384", OutOfBoundsError, "outside every buffer"),
+        (LOAD.format(at="0", size=128) + "@%p1 cp.async.bulk.prefetch.L2.global [%d0], @;\n", "16400", "16384", OutOfBoundsError, "outside every buffer"),
     ],
 )  # fmt: skip
 def test_misuse_of_loads(body, faulty, clean, error, message):
     head = HEAD.replace("dynamic;", "dynamic;\nand.b32 %r20, %r20, 0xfffffff0;") + EXPECT.format(128)
-    run(
-        (head + body).replace("@%", "\0").replace("@!", "\1").replace("@", clean).replace("\0", "@%").replace("\1", "@!"),
-        gpu=on("round_robin"),
-        shared=256,
-    )
+
+    def kernel(text):
+        whole = re.sub("@(?![%!])", text, head + body)
+        return whole if "W:" in whole else whole + WAIT
+
+    run(kernel(clean), gpu=on("round_robin"), shared=256)
     with pytest.raises(error, match=message):
-        run(
-            (head + body).replace("@%", "\0").replace("@!", "\1").replace("@", faulty).replace("\0", "@%").replace("\1", "@!"),
-            gpu=on("round_robin"),
-            shared=256,
-        )
+        run(kernel(faulty), gpu=on("round_robin"), shared=256)
 
 
 STORE = """
@@ -106,12 +104,37 @@ def store(wait, schedule="round_robin", seed=0, delay="late", reduce="", op="", 
 @pytest.mark.parametrize("delay", ["late", "early"])
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_store(schedule, seed, delay):
-    for wait in ("cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;", ""):
+    for wait in ("cp.async.bulk.wait_group 0;", "cp.async.bulk.wait_group.read 0;"):
         assert np.array_equal(store(wait, schedule, seed, delay)[1][:32], np.arange(32)), "complete when the kernel has ended"
+    if (schedule, delay) == ("round_robin", "late"):
+        for wait in ("", "cp.async.bulk.wait_group 1;"):
+            with pytest.raises(PendingCopyError, match="ends before a bulk copy has read its shared memory") as caught:
+                store(wait, schedule, seed, delay)
+            assert caught.value.place.ptx_text.startswith("cp.async.bulk.global")
+
+
+def test_bytes_in_the_report():
+    gpu = on("round_robin")
+    run(HEAD + EXPECT.format(128) + LOAD.format(at=64, size=128) + WAIT, gpu=gpu, shared=256, grid=3)
+    assert gpu.report().bytes["bulk load"] == 3 * 128
+    gpu = on("round_robin")
+    run(
+        HEAD + STORE.replace("{reduce}", "").replace("{op}", "").replace("@\nDONE", "cp.async.bulk.wait_group 0;\nDONE"),
+        gpu=gpu,
+        shared=128,
+    )
+    assert gpu.report().bytes["bulk store"] == 128
+
+
+def test_a_cta_that_ends_while_a_load_is_on_its_way():
+    body = HEAD + EXPECT.format(128) + LOAD.format(at=64, size=128)
+    run(body + WAIT, gpu=on("round_robin"), shared=256)
+    with pytest.raises(PendingCopyError, match="ends before a bulk copy has written its shared memory"):
+        run(body, gpu=on("round_robin"), shared=256)
 
 
 def test_a_store_is_complete_no_earlier_than_waited_for():
-    look = "ld.global.u32 %r5, [%d1+4];\nst.global.u32 [%d2], %r5;"
+    look = "ld.global.u32 %r5, [%d1+4];\nst.global.u32 [%d2], %r5;\ncp.async.bulk.wait_group 0;"
     seen = [
         store(wait + look)[2][0]
         for wait in ("", "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group 1;", "cp.async.bulk.wait_group 0;")
@@ -120,7 +143,7 @@ def test_a_store_is_complete_no_earlier_than_waited_for():
 
 
 def test_a_source_changed_before_it_was_read_shows():
-    change = "st.shared.u32 [%r20+4], 99;"
+    change = "st.shared.u32 [%r20+4], 99;\ncp.async.bulk.wait_group 0;"
     results = [
         store(wait + change)[1][1]
         for wait in ("", "cp.async.bulk.wait_group.read 1;", "cp.async.bulk.wait_group.read 0;", "cp.async.bulk.wait_group 0;")
@@ -150,7 +173,7 @@ def test_an_uninitialised_source():
 def test_reduction(op, dtype, function):
     before = np.random.default_rng(0).integers(0, 1000, 4096).astype(np.float32 if dtype == np.float32 else np.uint32)
     target = before.copy()
-    store("", reduce=".reduce", op=op, target=target.view(np.uint32))
+    store("cp.async.bulk.wait_group.read 0;", reduce=".reduce", op=op, target=target.view(np.uint32))
     new, old = np.arange(32, dtype=np.uint32).view(dtype), before[:32].view(dtype)
     assert np.array_equal(target[:32].view(dtype), function(old, new))
     assert np.array_equal(target[32:], before[32:])

@@ -32,6 +32,8 @@ mad.lo.u32 %r8, %r3, 128, %r2;
 cvt.u64.u32 %d3, %r8;
 add.u64 %d3, %d3, %d1;
 st.global.u32 [%d3], %r7;
+barrier.cluster.arrive.relaxed.aligned;
+barrier.cluster.wait.aligned;
 """
 ARRIVE = "barrier.cluster.arrive.release.aligned;"
 READS = {
@@ -62,7 +64,7 @@ def test_a_missing_arrival_before_the_wait_is_an_error():
 
 
 def test_a_missing_barrier_shows():
-    body = exchange(arrive=WITHOUT).replace("barrier.cluster.wait.acquire.aligned;", "")
+    body = exchange(arrive=WITHOUT).replace("barrier.cluster.wait.acquire.aligned;", "", 1)
     with pytest.raises(UninitializedError, match="never written"):
         run(body, gpu=Gpu("sm_90a", schedule="priority"), grid=2, cluster=(2,), shared=128)
 
@@ -166,3 +168,31 @@ def test_a_kernel_may_require_its_cluster():
     gpu.launch(Program.parse(text), "k", (2,), (32,), 0, bytes(24), (2, 1, 1))
     with pytest.raises(LaunchError, match=r"the kernel requires \(2, 1, 1\)"):
         gpu.launch(Program.parse(text), "k", (2,), (32,), 0, bytes(24))
+
+
+@pytest.mark.parametrize("use", ["ld.shared::cluster.u32 %r7, [%r9];", "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r10];"])
+def test_a_cta_that_has_ended_has_no_memory(use):
+    body = """
+    .shared .align 8 .b64 bar;
+    mov.u32 %r1, dynamic;
+    mov.u32 %r5, %cluster_ctarank;
+    st.shared.u32 [%r1], 1;
+    setp.eq.u32 %p1, %r0, 0;
+    @%p1 mbarrier.init.shared::cta.b64 [bar], 32;
+    barrier.cluster.arrive;
+    barrier.cluster.wait;
+    setp.eq.u32 %p2, %r5, 0;
+    @%p2 bra STAY;
+    mapa.shared::cluster.u32 %r9, %r1, 0;
+    mov.u32 %r8, bar;
+    mapa.shared::cluster.u32 %r10, %r8, 0;
+    bar.sync 0;
+    @USE
+    STAY:
+    @END
+    """.replace("@USE", use)
+    for schedule, seed in SCHEDULES:
+        end = "barrier.cluster.arrive;\nbarrier.cluster.wait;"
+        run(body.replace("@END", end), gpu=Gpu("sm_90a", schedule=schedule, seed=seed), grid=2, cluster=(2,), shared=64)
+    with pytest.raises(OutOfBoundsError, match="of CTA 0 of the cluster, which has ended"):
+        run(body.replace("@END", "mov.u32 %r1, 0;"), gpu=Gpu("sm_90a"), grid=2, cluster=(2,), shared=64)

@@ -52,7 +52,18 @@ def finish(columns):
     if columns & (columns - 1):
         loads = [f"tcgen05.ld.sync.aligned.32x32b.x8.b32 {registers(20 + i, 8)}, [%r2+{i}];" for i in range(0, columns, 8)]
     where = f"mov.u32 %r9, %ctaid.x;\nmul.wide.u32 %d3, %r9, {128 * 4 * columns};\nadd.u64 %d2, %d2, %d3;\n"
-    return "\n".join(["WAIT:", READY, "@!%p3 bra WAIT;", *loads, "tcgen05.wait::ld.sync.aligned;", where, dump(20, columns)])
+    return "\n".join(
+        [
+            "WAIT:",
+            READY,
+            "@!%p3 bra WAIT;",
+            "tcgen05.fence::after_thread_sync;",
+            *loads,
+            "tcgen05.wait::ld.sync.aligned;",
+            where,
+            dump(20, columns),
+        ]
+    )
 
 
 def multiply(a, b, idesc, accumulate="0", group=1, kind="f16", tail="", d="%r1"):
@@ -134,9 +145,10 @@ FORMS = [
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize(("group", "m", "n", "accumulator", "a", "b", "swizzle", "transposed", "negated"), FORMS)
-def test_forms(group, m, n, accumulator, a, b, swizzle, transposed, negated, steps):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms(form, steps):
     """D = A B, then D += A B for each further step; M and N of one CTA or a pair, against exact integers."""
+    group, m, n, accumulator, a, b, swizzle, transposed, negated = form
     rng = np.random.default_rng(n)
     k = 32 // np.dtype(TYPES[a]).itemsize
     A, B = matrix(rng, (m, k), a), matrix(rng, (n, k), b)
@@ -175,9 +187,8 @@ def test_a_from_tensor_memory(group, m, n, type_):
         memory[SHARED - 8192 : SHARED - 4096] = image.reshape(-1)
     load = "shl.b32 %r6, %r0, 5;\nadd.u32 %r6, %r6, %r8;\n"
     load += "".join(f"ld.shared.v4.u32 {registers(11 + 4 * i, 4)}, [%r6+{SHARED - 8192 + 16 * i}];\n" for i in (0, 1))
-    store = (
-        f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%r2+256], {registers(11, 8)};\ntcgen05.wait::st.sync.aligned;\nadd.u32 %r19, %r1, 256;\n"
-    )
+    store = f"tcgen05.st.sync.aligned.32x32b.x8.b32 [%r2+256], {registers(11, 8)};\ntcgen05.wait::st.sync.aligned;\n"
+    store += "tcgen05.fence::before_thread_sync;\nadd.u32 %r19, %r1, 256;\n"
     idesc = instruction_descriptor(m, n, type_, type_, "f32")
     columns = n // 2 if group == 2 and m == 128 else n
     line = multiply("[%r19]", second, idesc, 0, group, KINDS[type_])

@@ -307,6 +307,7 @@ def test_bytes_that_are_no_map():
         simple(Garbage(**vars(PLAIN)), target=replace(PLAIN, address=DST))
 
 
+PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%d1, {{%r30, {row}}}];"
 LOAD = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r20{to}], [%d1, {{%r30, %r31}}], [bar{bar}];"
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d2, {{%r40, %r41}}], [%r21{at}];"
 
@@ -326,6 +327,11 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d2, {{%r40
             TensorMapError,
             "a box with 1 coordinates of a tensor map of rank 2",
         ),
+        (
+            {"load": LOAD.format(to="", bar="") + PREFETCH.format(row="%r31").replace("2d", "3d")},
+            UnsupportedInstructionError,
+            "2 coordinates",
+        ),
         ({"load": LOAD.format(to="", bar="") * 2}, PendingCopyError, "0x800: an asynchronous copy to them is on its way"),
         ({"load": LOAD.format(to="+262144", bar="")}, OutOfBoundsError, "1024 bytes at shared address 0x40800"),
         ({"store": STORE.format(at="+64")}, MisalignedError, "not a multiple of 128"),
@@ -335,7 +341,7 @@ STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d2, {{%r40
     ],
 )
 def test_misuse(options, error, message):
-    clean = {"load": LOAD.format(to="", bar=""), "store": STORE.format(at="")}
+    clean = {"load": LOAD.format(to="", bar="") + PREFETCH.format(row="%r31"), "store": STORE.format(at="")}
     simple(**clean)
     with pytest.raises(error, match=message):
         simple(**clean | options)
@@ -356,6 +362,27 @@ def test_a_box_that_nobody_waits_for():
     params = [PLAIN.encode(), replace(PLAIN, address=DST).encode(), struct.pack("<Q", 0x200000), bytes(40)]
     with pytest.raises(PendingCopyError, match="before the asynchronous copy to it has been waited for"):
         gpu.launch(Program.parse(text), "k", (1,), (64,), 4096, params)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda rank: st.builds(
+            TensorMap,
+            address=st.integers(0, 2**64 - 1),
+            type=st.sampled_from(TYPES),
+            sizes=st.tuples(*[st.integers(1, 2**32)] * rank),
+            strides=st.tuples(*[st.integers(0, 2**36 - 1).map(lambda n: 16 * n)] * (rank - 1)),
+            box=st.tuples(*[st.integers(1, 256)] * rank),
+            swizzle=st.sampled_from([0, 32, 64, 128]),
+            element_strides=st.just(()) | st.tuples(*[st.integers(2, 8)] * rank),
+            interleave=st.integers(0, 2),
+        )
+    ),
+    st.binary(min_size=64, max_size=64),
+)
+def test_maps_survive_encoding(map_, rest):
+    """The second half of the 128 bytes is whatever was on the host's stack."""
+    assert decode(map_.encode()[:64] + rest) == map_
 
 
 def encode_call(map_, **change):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from functools import lru_cache
 
 import pytest
 import torch
 from dsl import compile_dsl
 
-from fa4.vgpu import Gpu
+from fa4.vgpu import Gpu, VgpuError
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.compile]
 
@@ -52,3 +53,38 @@ def test_tiles_through_shared_memory(case):
     for schedule, seed in SCHEDULES:
         check(kernel, Gpu(arch, schedule=schedule, seed=seed), dtype, reduce, cluster)
     check(kernel, Gpu(arch, delay="early"), dtype, reduce, cluster)
+
+
+SYNCHRONISES = re.compile(r"\t(mbarrier|bar|fence|cp\.async\.bulk\.(wait|commit)|barrier)[._]")
+LOOK = re.compile(r"mbarrier\.try_wait\S* (\w+), \[(%r\d+)\]")
+
+
+def mistakes(ptx):
+    """(line, what to write instead) of each synchronising instruction: nothing, or a wait that never waits."""
+    for i, line in enumerate(ptx.splitlines()):
+        wait = LOOK.search(line)
+        if wait:
+            yield i, f"setp.eq.b32 {wait[1]}, {wait[2]}, {wait[2]};"
+        elif SYNCHRONISES.search(line):
+            yield i, ""
+
+
+@pytest.mark.parametrize("case", [CASES[0], pytest.param(CASES[2], marks=pytest.mark.slow)], ids=str)
+def test_missing_synchronisation_is_found(case):
+    """By an error or by wrong values in one of a few schedules; fences order what this machine executes in order anyway."""
+    dtype, arch, reduce, cluster = case
+    kernel = compiled(*case)
+    missed = []
+    tail = kernel.ptx.splitlines().index(next(x for x in kernel.ptx.splitlines() if "expect_tx" in x))
+    for line, text in mistakes(kernel.ptx):
+        for schedule, seed in [("round_robin", 0), *(("priority", n) for n in range(4))]:
+            try:
+                check(kernel.with_line(line, text), Gpu(arch, schedule=schedule, seed=seed), dtype, reduce, cluster, (40, 200))
+            except (VgpuError, AssertionError):
+                break
+        else:
+            missed.append(kernel.ptx.splitlines()[line].split()[0] + " at the end" * (line > tail))
+    # The producer's three waits at its end keep a CTA from ending before its peers have told it that they read the last tiles; in one
+    # CTA there is nobody to wait for, and in two the last of them is enough.
+    ends = ["mbarrier.try_wait.parity.shared.b64 at the end"] * (3 if cluster == 1 else 2)
+    assert missed == ["fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;", *ends]

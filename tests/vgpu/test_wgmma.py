@@ -47,9 +47,10 @@ FORMS = [
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize(("n", "accumulator", "a", "b", "swizzle", "in_registers", "transposed", "negated"), FORMS)
-def test_forms(n, accumulator, a, b, swizzle, in_registers, transposed, negated, steps):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms(form, steps):
     """D = A B, then D += A B for each further step, against exact integers."""
+    n, accumulator, a, b, swizzle, in_registers, transposed, negated = form
     rng = np.random.default_rng(n)
     size = np.dtype(TYPES[a]).itemsize
     k = 32 // size

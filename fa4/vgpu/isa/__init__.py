@@ -31,9 +31,9 @@ from fa4.vgpu.isa import (
 )
 from fa4.vgpu.isa.matrix import emit_group, group
 from fa4.vgpu.isa.move import special_register
-from fa4.vgpu.isa.registry import ENDINGS, FORMS, Form, Mods, emit, emit_end
+from fa4.vgpu.isa.registry import ENDINGS, FORMS, Form, Mods, emit, emit_end, form_key
 
-__all__ = ["ENDINGS", "FORMS", "Form", "Mods", "emit", "emit_end", "emit_group", "group", "special_register"]
+__all__ = ["ENDINGS", "FORMS", "Form", "Mods", "emit", "emit_end", "emit_group", "form_key", "group", "special_register"]
 
 FAMILIES = (
     arithmetic,

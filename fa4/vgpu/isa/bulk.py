@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fa4.vgpu.bulk import BulkGroups, Store, start_load
+from fa4.vgpu.bulk import LOADS, BulkGroups, Store, start_load
 from fa4.vgpu.errors import MisalignedError, OutOfBoundsError
 from fa4.vgpu.isa.mbarrier import check_own
 from fa4.vgpu.isa.registry import Mods, ending
@@ -157,7 +157,7 @@ def add_shared(g: Any, op: Op, to: Array, source: Array, size: Array, signal: Ar
             _put(lambda: target, how, g.cta.shared.read(begin, count))
             tell[0].mbarriers.at(tell[1]).complete_bytes(count, tell[2])
 
-        teller.engine(("bulk load", where), ordered=False).push(run, issuer)
+        teller.engine((LOADS, where), ordered=False).push(run, issuer)
 
 
 def _operands(op: Op, mods: Mods, count: int) -> tuple[list[Operand], list[Operand]]:

@@ -263,8 +263,8 @@ def group(ops: Sequence[Op]) -> list[list[int]]:
     """
     order: list[list[int]] = []
     batch: list[int] = []
-    written: set[Register] = set()
-    used: set[Register] = set()
+    written: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
 
     def flush() -> None:
         if batch:
@@ -274,7 +274,7 @@ def group(ops: Sequence[Op]) -> list[list[int]]:
         used.clear()
 
     for position, op in enumerate(ops):
-        reads, writes = set(op.read()), set(op.written())
+        reads, writes = ({(r.bits, r.index) for r in registers} for registers in (op.read(), op.written()))  # rows: they may be shared
         joins = op.name == "mma" and op.guard is None and isinstance(op.operands[0], Tuple)
         if batch and joins and (op.opcode != ops[batch[0]].opcode or written & (reads | writes) or len(batch) == _BATCH):
             flush()

@@ -63,10 +63,13 @@ def from_generic(g: Any, address: Array, mask: Array | None) -> Array:
 
 def by_warp(warps: int, keys: Array, mask: Array | None) -> Iterator[tuple[int, int, Array]]:
     """(warp of the gang, key, lanes of the warp), for every distinct key among the lanes of a warp that execute."""
-    rows = spread(keys, 32 * warps).reshape(-1, 32)
+    rows = None if keys.size == 1 else keys.reshape(-1, 32)
     for i in range(warps):
         lanes = _LANES if mask is None else np.flatnonzero(mask[32 * i : 32 * i + 32])
         if not lanes.size:
+            continue
+        if rows is None:
+            yield i, int(keys[0]), lanes
             continue
         row = rows[i][lanes]
         first = row[0]
@@ -203,6 +206,11 @@ def _arrive(e: Emitter, op: Op, mods: Mods) -> None:
 def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: tuple[bool, bool], mask: Array | None) -> None:
     """test_wait and try_wait; ``how`` says whether ``value`` is a parity or a token, and whether to wait."""
     by_parity, blocking = how
+    if mask is None and by_parity and address[0] == address[-1] and value[0] == value[-1]:
+        lone = address.size == 1 or bool((address == address[0]).all() and (value == value[0]).all())
+        if lone and mbarrier_at(g, int(address[0]), 0, _LANES).phase & 1 != value[0] & 1:
+            g.p[target.index][...] = True  # the usual case: everyone may go on
+            return
     values = spread(value, g.n)
     impatient = g.cta.launch.impatient
     for i in range(g.warps):
@@ -223,6 +231,8 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
                 except FaultError as fault:
                     raise FaultError(fault.error, fault.message, lane_mask(g, i, chosen)) from None
                 parts.append(part)
+        if not ready and not blocking:
+            g.cta.warps[g.first + i].spins += 1
         if blocking and not ready and not (impatient is not None and impatient.random() < _IMPATIENCE):
             _park(g, i, parts)
 

@@ -132,15 +132,21 @@ def emit_end(e: Emitter, op: Op) -> None:
     _emit(e, op, ENDINGS)
 
 
+def form_key(opcode: str, forms: dict[str, Form]) -> tuple[str, int]:
+    """The key of an opcode's form, and how many of its modifiers the key has; an empty key where there is none."""
+    name, *mods = opcode.split(".")
+    for words in range(min(len(mods), 4), 0, -1):
+        key = ".".join((name, *mods[:words]))
+        if key in forms:
+            return key, words
+    key = f"{name}:{kind_of([m for m in mods if m in _TYPES])}"
+    return key if key in forms else name if name in forms else "", 0
+
+
 def _emit(e: Emitter, op: Op, forms: dict[str, Form]) -> None:
-    form, words = None, 0
-    for words in range(min(len(op.mods), 4), 0, -1):
-        form = forms.get(".".join((op.name, *op.mods[:words])))
-        if form is not None:
-            break
-    mods = Mods(op, words if form is not None else 0)
-    form = form or forms.get(f"{op.name}:{kind_of(mods.types)}") or forms.get(op.name)
-    if form is None:
+    key, words = form_key(op.opcode, forms)
+    if not key:
         raise UnsupportedInstructionError(f"unknown instruction {op.opcode}")
-    form.emit(e, op, mods)
+    mods = Mods(op, words)
+    forms[key].emit(e, op, mods)
     mods.done()
