@@ -1,4 +1,4 @@
-"""tcgen05.mma on tiles as ``ampere.forward.layouts.tile_layout`` lays them: descriptors and instructions.
+"""tcgen05.mma on tiles as ``blackwell.forward.storage.tile_layout`` lays them: descriptors and instructions.
 
 A tile (rows, columns) of 16-bit elements lies in shared memory in blocks of 64, 32 or 16 columns, whose rows of 128, 64 or 32 bytes are
 swizzled by as much: TMA writes it so, and the tensor core reads it so. Formats: PTX ISA, sections "Shared memory descriptor" and
@@ -28,8 +28,8 @@ def _fields(width: int, leading: int) -> int:
     return (leading >> 4) << 16 | (8 * row >> 4) << 32 | _VERSION | _SWIZZLE[row] << 61
 
 
-def descriptor(tile: Int32, rows: int, columns: int, along_rows: bool) -> Int64:
-    """Descriptor of the tile at shared-memory address ``tile``; K runs along the rows' elements, or ``along_rows`` from row to row."""
+def descriptor(tile: Int32, rows: int, columns: int) -> Int64:
+    """Descriptor of the tile at shared-memory address ``tile``, whichever of its dimensions is K."""
     width = swizzle_columns(columns)
     start = Int64((tile & 0x3FFFF) >> 4)
     constant = _fields(width, rows * width * ELEMENT_BYTES)
@@ -37,7 +37,7 @@ def descriptor(tile: Int32, rows: int, columns: int, along_rows: bool) -> Int64:
 
 
 def k_offset(rows: int, columns: int, along_rows: bool, step: int) -> int:
-    """What a step of ``K_STEP`` elements along K adds to a descriptor."""
+    """What a step of ``K_STEP`` elements along K adds to a descriptor; K runs along a row, or ``along_rows`` from row to row."""
     width = swizzle_columns(columns)
     row = width * ELEMENT_BYTES
     if along_rows:
@@ -55,7 +55,9 @@ def instruction(dtype: Any, m: int, n: int, b_along_rows: bool) -> int:
 NEGATE_A = 1 << 13
 """Bit of an instruction descriptor: the product with -A."""
 
-_MULTIPLY = "{{ .reg .pred keep; setp.ne.b32 keep, {{$r4}}, 0; tcgen05.mma.cta_group::1.kind::f16 [{{$r0}}], {a}, {{$r2}}, {{$r3}}, keep; }}"
+_MULTIPLY = (
+    "{{ .reg .pred keep; setp.ne.b32 keep, {{$r4}}, 0; tcgen05.mma.cta_group::1.kind::f16 [{{$r0}}], {a}, {{$r2}}, {{$r3}}, keep; }}"
+)
 
 
 @cute.jit

@@ -22,6 +22,7 @@ from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 
+
 class AmpereForward:
     """One compiled forward kernel: a problem class with a configuration.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32
 
 from fa4.config import BlackwellForwardConfig
 from fa4.kernels.blackwell.forward.pipelines import Barriers

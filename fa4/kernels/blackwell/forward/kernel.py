@@ -81,9 +81,9 @@ class BlackwellForward:
                 tile = (rows, padded_head_dim(x.shape[3]))
                 atoms.append(cpasync.make_tiled_tma_atom(op, by_head, tile_layout(rows, x.shape[3], self.dtype), tile))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            self.kernel(
-                *atoms[0], *atoms[1], *atoms[2], *atoms[3], mLSE, score_scalars(softmax_scale, softcap), limits, divisors
-            ).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1)
+            self.kernel(*atoms[0], *atoms[1], *atoms[2], *atoms[3], mLSE, score_scalars(softmax_scale, softcap), limits, divisors).launch(
+                grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
+            )
 
     @cute.kernel
     def kernel(

@@ -87,9 +87,9 @@ def run(c: Context) -> None:
     if cutlass.const_expr(c.scalars.flip_q is not None):
         qk = qk | NEGATE_A if c.scalars.flip_q != 0 else qk
     products = Products(
-        descriptor(c.shared.sQ.iterator.toint(), TILE_M, d, False),
-        descriptor(c.shared.sK.iterator.toint(), config.tile_n, d, False),
-        descriptor(c.shared.sV.iterator.toint(), config.tile_n, dv, True),
+        descriptor(c.shared.sQ.iterator.toint(), TILE_M, d),
+        descriptor(c.shared.sK.iterator.toint(), config.tile_n, d),
+        descriptor(c.shared.sV.iterator.toint(), config.tile_n, dv),
         qk,
         Int32(instruction(c.dtype, TILE_M, dv, True)),
     )

@@ -26,9 +26,9 @@ class Row(NamedTuple):
     step: Int32
 
 
-def columns(address: Int32, count: int, dtype=Float32) -> cute.Tensor:
+def columns(address: Int32, count: int) -> cute.Tensor:
     """Tensor memory from ``address`` on as (lanes, columns)."""
-    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.tmem, assumed_align=16)
+    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.tmem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout((TILE_M, count), stride=(LANE, 1)))
 
 
@@ -88,11 +88,13 @@ def visit(c: Context, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32,
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
-    if const_expr(c.scalars.gain is not None):
-        for i in cutlass.range_constexpr(c.config.tile_n):
-            S[i] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(S[i] * c.scalars.gain, fastmath=True))
-    if const_expr(masked):
-        hide(c, stage, thread, tile, S)
+    if const_expr(c.scalars.gain is not None or masked):
+        for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
+            part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
+            if const_expr(c.scalars.gain is not None):
+                cap(part, c.scalars.gain)
+            if const_expr(masked):
+                hide(c, stage, thread, tile * c.config.tile_n + chunk * CHUNK, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
@@ -137,14 +139,20 @@ def exponentials(S: cute.Tensor, chunk: cutlass.Constexpr[int], scale_log2: Floa
 
 
 @cute.jit
-def hide(c: Context, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32, S: cute.Tensor) -> None:
-    """Set the scores of keys that the row does not see to -inf."""
+def cap(S: cute.Tensor, gain: Float32) -> None:
+    """Capped scores of products, as ``fa4.kernels.common.score.cap``."""
+    for i in cutlass.range_constexpr(cute.size(S)):
+        S[i] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(S[i] * gain, fastmath=True))
+
+
+@cute.jit
+def hide(c: Context, stage: cutlass.Constexpr[int], thread: Int32, first_key: Int32, S: cute.Tensor) -> None:
+    """Set the scores of keys that the row does not see to -inf; S begins with ``first_key``."""
     row = c.work.first_row + stage * TILE_M + thread
-    first = tile * c.config.tile_n
-    end = c.work.band.end_key(row) - first
-    for i in cutlass.range_constexpr(c.config.tile_n):
+    end = c.work.band.end_key(row) - first_key
+    for i in cutlass.range_constexpr(cute.size(S)):
         S[i] = S[i] if i < end else -Float32.inf
     if const_expr(c.work.band.left_limit is not None):
-        begin = c.work.band.first_key(row) - first
-        for i in cutlass.range_constexpr(c.config.tile_n):
+        begin = c.work.band.first_key(row) - first_key
+        for i in cutlass.range_constexpr(cute.size(S)):
             S[i] = S[i] if i >= begin else -Float32.inf
