@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -23,6 +23,13 @@ from fa4.problem import AttentionProblem
 MMA, LOAD, EPILOGUE = 12, 13, 14
 """Warps, after those of the softmax (0-7) and correction (8-11) warpgroups."""
 THREADS = 512
+
+
+class Tma(NamedTuple):
+    """A copy between tiles in shared memory and a tensor in global memory, by coordinates (sequence, head dim, head, batch)."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
 
 
 class BlackwellForward:
@@ -70,7 +77,7 @@ class BlackwellForward:
                 cute.FastDivmodDivisorV2(tiles), cute.FastDivmodDivisorV2(heads_q), cute.FastDivmodDivisorV2(heads_q // heads_kv)
             )
             limits = Limits(*band_limits(seqlen_q, seqlen_k, window_left, right))
-            atoms = []
+            moves = []
             for x, rows, op in (
                 (mQ, TILE_M, cpasync.CopyBulkTensorTileG2SOp()),
                 (mK, self.config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
@@ -79,23 +86,19 @@ class BlackwellForward:
             ):
                 by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
                 tile = (rows, padded_head_dim(x.shape[3]))
-                atoms.append(cpasync.make_tiled_tma_atom(op, by_head, tile_layout(rows, x.shape[3], self.dtype), tile))
+                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(rows, x.shape[3], self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            self.kernel(*atoms[0], *atoms[1], *atoms[2], *atoms[3], mLSE, score_scalars(softmax_scale, softcap), limits, divisors).launch(
+            self.kernel(*moves, mLSE, score_scalars(softmax_scale, softcap), limits, divisors).launch(
                 grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
             )
 
     @cute.kernel
     def kernel(
         self,
-        load_Q: cute.CopyAtom,
-        mQ: cute.Tensor,
-        load_K: cute.CopyAtom,
-        mK: cute.Tensor,
-        load_V: cute.CopyAtom,
-        mV: cute.Tensor,
-        store_O: cute.CopyAtom,
-        mO: cute.Tensor,
+        Q: Tma,
+        K: Tma,
+        V: Tma,
+        O: Tma,
         mLSE: cute.Tensor,
         scalars: ScoreScalars,
         limits: Limits,
@@ -118,7 +121,7 @@ class BlackwellForward:
         start = columns.retrieve_ptr(Float32)
         cute.arch.sync_threads()
 
-        work = self._locate(mQ.shape[0], mK.shape[0], limits, divisors)
+        work = self._locate(Q.tensor.shape[0], K.tensor.shape[0], limits, divisors)
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), work, scalars)
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
@@ -134,12 +137,14 @@ class BlackwellForward:
             if warp == MMA:
                 mma.run(c)
             elif warp == LOAD:
-                Q = load.Source.of(load_Q, mQ[None, None, work.head, work.batch], shared.sQ, TILE_M, self.head_dims[0])
-                K = load.Source.of(load_K, mK[None, None, work.head_kv, work.batch], shared.sK, config.tile_n, self.head_dims[0])
-                V = load.Source.of(load_V, mV[None, None, work.head_kv, work.batch], shared.sV, config.tile_n, self.head_dims[1])
-                load.run(c, Q, K, V)
+                load.run(
+                    c,
+                    load.Source.of(Q.atom, Q.tensor[None, None, work.head, work.batch], shared.sQ, TILE_M, self.head_dims[0]),
+                    load.Source.of(K.atom, K.tensor[None, None, work.head_kv, work.batch], shared.sK, config.tile_n, self.head_dims[0]),
+                    load.Source.of(V.atom, V.tensor[None, None, work.head_kv, work.batch], shared.sV, config.tile_n, self.head_dims[1]),
+                )
             elif warp == EPILOGUE:
-                correction.store(c, store_O, mO[None, None, work.head, work.batch])
+                correction.store(c, O.atom, O.tensor[None, None, work.head, work.batch])
         cute.arch.sync_threads()
         columns.relinquish_alloc_permit()
         columns.free(start)
