@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not installed(), reason="flash-attn-4 is not installed: pip install '.[peer]'"),
 ]
 
-ARCHES = ["sm_80"]
+ARCHES = ["sm_80", "sm_90a", "sm_100a", "sm_103a"]
 LENGTHS = [(128, 256), (65, 129), (200, 77), (1, 300)]
 
 
