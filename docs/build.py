@@ -161,12 +161,21 @@ def virtual_gpu_instructions() -> str:
     return instruction_page()
 
 
+def exp2_figure(name: str) -> str:
+    """Return a figure of the page on exp2."""
+    from docs import _exp2
+
+    return svg(lambda: getattr(_exp2, name)(new_figure))
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "support.md": support_table,
     "architectures.md": architectures,
     "virtual-gpu-instructions.md": virtual_gpu_instructions,
     "images/memory-traffic.svg": lambda: svg(memory_traffic),
     "images/error-by-variant.svg": lambda: svg(error_by_variant),
+    "images/exp2-error.svg": lambda: exp2_figure("error_by_degree"),
+    "images/exp2-cycles.svg": lambda: exp2_figure("cycles_by_share"),
 }
 
 
