@@ -112,8 +112,10 @@ def attention(
     scale = None if softmax_scale is None else real_number("softmax_scale", softmax_scale)
     softcap = softcap_number(softcap)
     backend = _choose_backend(backend, arch, q.device)
-    problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic)
-    _check_problem(problem, q, k, v, backend, arch)
+    _check_operands(q, k, v, backend)
+    if backend != "cpu":
+        problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic)
+        _check_kernels(problem, any(x.requires_grad for x in (q, k, v)), backend, arch)
     out, lse = ops.attention_forward(q, k, v, scale, left, right, softcap, deterministic, backend, arch)
     return (out, lse) if return_lse else out
 
@@ -227,27 +229,35 @@ def _choose_backend(backend: str | None, arch: str | None, device: torch.device)
     return backend
 
 
-def _check_problem(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, backend: str, arch: str | None) -> None:
-    """Dtypes and head dims that the backend takes, and an implementation that exists.
+def _check_operands(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
+    """Dtypes and head dims that the backend takes.
 
     Raises:
         DtypeError: dtypes differ or are not served.
-        UnsupportedError: head dims are not served, or there is no kernel.
+        UnsupportedError: head dims are not served.
     """
-    allowed = ", ".join(dispatch.allowed_dtypes(backend))
+    allowed = dispatch.allowed_dtypes(backend)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise DtypeError(name, str(x.dtype), f"must have q's dtype {q.dtype}", "cast it with .to(q.dtype)")
-        if dtype_name(x.dtype) not in dispatch.allowed_dtypes(backend):
-            raise DtypeError(name, str(x.dtype), f"is not served by backend {backend!r}", f"use one of {allowed}")
-    for name, dim in (("q", problem.head_dim), ("v", problem.head_dim_v)):
-        rule = dispatch.head_dim_rule(backend, dim)
+        if dtype_name(x.dtype) not in allowed:
+            raise DtypeError(name, str(x.dtype), f"is not served by backend {backend!r}", f"use one of {', '.join(allowed)}")
+    for name, x in (("q", q), ("v", v)):
+        rule = dispatch.head_dim_rule(backend, x.shape[3])
         if rule:
-            raise UnsupportedError(name, (f"head_dim {dim}",), rule, "pad the last dimension with zeros")
+            raise UnsupportedError(name, (f"head_dim {x.shape[3]}",), rule, "pad the last dimension with zeros")
+
+
+def _check_kernels(problem: AttentionProblem, requires_grad: bool, backend: str, arch: str | None) -> None:
+    """There is a forward kernel and, where a gradient may be asked for, a backward kernel.
+
+    Raises:
+        UnsupportedError: there is not.
+    """
     support = dispatch.support(problem, backend, arch)
     if not support:
         raise UnsupportedError("backend", backend, support.reason, "fa4.supports(...) says what is served")
-    if backend != "cpu" and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and requires_grad:
         support = dispatch.support(replace(problem, direction="backward"), backend, arch)
         if not support:
             raise UnsupportedError("backend", backend, support.reason, "for the forward alone use torch.no_grad()")

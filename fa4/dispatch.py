@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -87,6 +88,7 @@ def _accepted(problem: AttentionProblem, backend: str) -> Support:
     return Support(True)
 
 
+@lru_cache
 def load(direction: str, target: str) -> Callable[..., Any]:
     """The implementation of a direction for "cpu" or an architecture family."""
     module, function = IMPLEMENTATIONS[direction, target].split(":")

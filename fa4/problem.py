@@ -92,7 +92,8 @@ def normalise_window(window_size: WindowSize, causal: bool) -> tuple[int | None,
     """
     rule = "must be two integers or None, (left, right)"
     remedy = "for example (128, 0), or (None, None) for no window"
-    if isinstance(window_size, (str, bytes)) or not isinstance(window_size, Sequence):
+    # tuple first: to ask an abstract class costs more than all the rest.
+    if not isinstance(window_size, (tuple, list)) and (isinstance(window_size, (str, bytes)) or not isinstance(window_size, Sequence)):
         raise DtypeError("window_size", window_size, rule, remedy)
     if len(window_size) != 2:
         raise ArgumentError("window_size", tuple(window_size), rule, remedy)

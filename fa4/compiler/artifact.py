@@ -43,7 +43,7 @@ class Artifact:
 
     ``host_object`` is relocatable code for the host (``toolchain.machine``, baseline instruction set) that checks arguments and
     launches; it contains the cubin, and exports ``function`` with tvm-ffi's calling convention. ``problem`` and ``config`` are
-    JSON data, ``source`` the kernel class as "module:Class", ``ptxas_log`` what ptxas reported.
+    JSON data, ``source`` the kernel class as "module:Class", ``ptxas_log`` what ptxas reported (with a line table only).
     """
 
     function: str

@@ -72,7 +72,9 @@ def _compile(problem: AttentionProblem, config: Any, target: Target, folder: Pat
     kernel = getattr(import_module(module), name)(problem, config)
     facts: dict[str, dict[str, Dim3]] = {}
     remarks = folder / "remarks"
-    where = f"--gpu-arch {target.arch} --dump-dir {shlex.quote(str(folder))} --remark-output {shlex.quote(str(remarks))}"
+    where = f"--gpu-arch {target.arch} --dump-dir {shlex.quote(str(folder))}"
+    if "remarks" in target.options:
+        where += f" --remark-output {shlex.quote(str(remarks))}"
     compiled = cute.compile(
         kernel,
         *kernel.compile_arguments(),
@@ -123,7 +125,8 @@ def _kernels(cubin: bytes, log: str, facts: dict[str, dict[str, Dim3]], host_cod
     shared = dynamic_shared_memory(host_code)
     kernels = []
     for name, resources in parse_cubin(cubin).items():
-        stores, loads = spills.get(name, (None, None))
+        # What ptxas says comes with a line table only; but a thread without local memory has nowhere to spill to.
+        stores, loads = spills.get(name, (None, None) if resources.stack else (0, 0))
         launch = Launch(dynamic_shared=shared.get(name), **facts.get(name, {}))
         kernels.append(Kernel(name, launch, replace(resources, spill_stores=stores, spill_loads=loads)))
     return tuple(sorted(kernels, key=lambda kernel: kernel.name))

@@ -26,7 +26,7 @@ DSL_BELOW = (4, 9)
 # Flavours that this project's kernels were inspected with. Another one compiles, and says so.
 KNOWN_FLAVOURS = ("cu12", "cu13")
 
-_OPTIONS = "--enable-tvm-ffi --opt-level 3 --keep-ptx --keep-cubin remarks{ptx}"
+_OPTIONS = "--enable-tvm-ffi --opt-level 3 --keep-ptx --keep-cubin"
 
 # (triple, CPU) of the host code, by machine: the baseline of each, since a cache folder may be shared by unlike machines.
 HOST_TARGETS = {
@@ -86,11 +86,12 @@ def current() -> Toolchain:
 
 
 def options(line_info: bool) -> str:
-    """What a kernel is compiled with. Remarks carry what ptxas says about spills, which a cubin does not record.
+    """What a kernel is compiled with. ``line_info`` adds a line table, and remarks with what ptxas says about spills.
 
-    Line information leaves the machine code as it is (checked in the tests), but more than doubles the time that tracing takes.
+    Both leave the machine code as it is (checked in the tests), but with either the DSL looks up a source position for each operation,
+    which more than doubles the time that tracing takes.
     """
-    return _OPTIONS + " --generate-line-info" * line_info
+    return _OPTIONS + " --generate-line-info remarks{ptx}" * line_info
 
 
 def runtime_library() -> Path:

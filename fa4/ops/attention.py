@@ -41,8 +41,7 @@ def _options(
 
 def _own(x: Tensor) -> Tensor:
     """``x`` contiguous, and not a view: autograd would refuse to modify a view that an op returns in place."""
-    x = x.contiguous()
-    return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride()) if x._is_view() else x
+    return x.contiguous().detach()
 
 
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

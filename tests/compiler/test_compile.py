@@ -31,6 +31,11 @@ def artifact():
     return compile_kernel(*REQUEST)
 
 
+@pytest.fixture(scope="module")
+def with_lines():
+    return compile_kernel(*REQUEST, line_info=True)
+
+
 @compiling
 def test_an_artifact_is_plain_data(artifact):
     again = from_parts(json.loads(json.dumps(artifact.metadata())), artifact.files())
@@ -44,7 +49,10 @@ def test_an_artifact_is_plain_data(artifact):
 
 
 @compiling
-def test_resources_agree_with_what_ptxas_and_the_ptx_say(artifact):
+def test_resources_agree_with_what_ptxas_and_the_ptx_say(artifact, with_lines):
+    assert artifact.ptxas_log == ""
+    assert artifact.kernels == with_lines.kernels
+    artifact = with_lines
     (kernel,) = artifact.kernels
     resources = kernel.resources
     assert f".entry {kernel.name}(" in artifact.ptx
@@ -66,8 +74,7 @@ def test_every_architecture_in_one_process():
 
 
 @compiling
-def test_line_information_leaves_the_machine_code_alone(artifact):
-    with_lines = compile_kernel(*REQUEST, line_info=True)
+def test_line_information_leaves_the_machine_code_alone(artifact, with_lines):
 
     def code(cubin):
         elf = Elf(cubin)
