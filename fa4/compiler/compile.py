@@ -107,17 +107,27 @@ def _host_object(compiled: Any, name: str, path: Path) -> bytes:
     ``compiled.export_to_c`` would generate code for the CPU at hand (AVX-512 where it has it); the DSL's exporter for its other
     calling convention takes a target, and works on this module just as well.
     """
-    from cutlass._mlir._mlir_libs import _cutlass_ir
     from cutlass.cutlass_dsl import tvm_ffi_provider
 
-    triple, cpu = toolchain.HOST_TARGETS[toolchain.current().machine]
     internal = f"__tvm_ffi_{compiled.function_name}"
     module = tvm_ffi_provider.get_export_module(compiled.ir_module, f"__cute_internal_{name}", preserve_symbols={internal})
     tvm_ffi_provider.rename_tvm_ffi_function(module, compiled.function_name, name)
+    return object_code(module, f"__tvm_ffi_{name}", path)
+
+
+def object_code(module: Any, function: str, path: Path) -> bytes:
+    """The relocatable object file of a compiled module; ``path`` is where the DSL may write it."""
+    from cutlass._mlir._mlir_libs import _cutlass_ir
+
+    triple, cpu = toolchain.HOST_TARGETS[toolchain.current().machine]
     exporter: Any = _cutlass_ir._mlirExecutionEngine
-    target = {"host_triple": triple, "host_cpu": cpu, "host_features": ""}
-    exporter.dump_object_file_pic(module, str(path), f"__tvm_ffi_{name}", opt_level=2, **target)
+    exporter.dump_object_file_pic(module, str(path), function, opt_level=2, host_triple=triple, host_cpu=cpu, host_features="")
     return path.read_bytes()
+
+
+def compiling() -> bool:
+    """Whether ``compile_kernel`` is at work: hooks that others set in the DSL must leave its compiles alone."""
+    return _LOCK.locked()
 
 
 def _kernels(cubin: bytes, log: str, facts: dict[str, dict[str, Dim3]], host_code: str) -> tuple[Kernel, ...]:

@@ -38,11 +38,8 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None) -> Callab
     # tvm_ffi imports torch where it is installed.
     import tvm_ffi
 
-    def find(name: str) -> int | None:
-        return (resolve(name) if resolve else None) or _default_symbol(name)
-
     try:
-        loaded = LoadedObject(artifact.host_object, find)
+        loaded = load_object(artifact.host_object, resolve)
         address = loaded.address(f"__tvm_ffi_{artifact.function}")
     except (LinkError, ElfError) as error:
         if resolve is not None:
@@ -51,6 +48,15 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None) -> Callab
         return _load_with_dsl(artifact)
     function: Callable[..., Any] = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=loaded)
     return function
+
+
+def load_object(data: bytes, resolve: Resolver | None = None) -> LoadedObject:
+    """Host code in memory; ``resolve`` as for ``load_function``.
+
+    Raises:
+        LinkError, ElfError: it cannot be loaded here.
+    """
+    return LoadedObject(data, lambda name: (resolve(name) if resolve else None) or _default_symbol(name))
 
 
 def _load_with_dsl(artifact: Artifact) -> Callable[..., Any]:

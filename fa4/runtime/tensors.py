@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_DEVICE_CUDA = 2
-# DLPack type codes (DLDataTypeCode): kDLFloat, kDLBfloat.
-_CODES = {torch.float32: 2, torch.float16: 2, torch.bfloat16: 4}
+_CPU, _CUDA = 1, 2  # DLDeviceType
 
 
 def kernel_operand(x: Tensor) -> Tensor:
@@ -24,8 +23,8 @@ def kernel_operand(x: Tensor) -> Tensor:
     return x if aligned and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
-class _ManagedTensor(ctypes.Structure):
-    """DLManagedTensor of DLPack 0.8."""
+class _DLTensor(ctypes.Structure):
+    """DLTensor of DLPack, with which an unversioned DLManagedTensor begins."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -38,29 +37,60 @@ class _ManagedTensor(ctypes.Structure):
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
     ]
 
 
 class HostTensor:
-    """A CPU tensor that says it lies on a GPU: host code accepts it, and the virtual GPU finds it at its host address.
+    """A CPU tensor or array, of any library, that says it lies on a GPU: host code accepts it, and the virtual GPU uses its memory."""
 
-    Keep it alive while the host code runs: consumers hold a pointer that Python does not see.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        rank = tensor.dim()
-        self._shape, self._strides = (ctypes.c_int64 * rank)(*tensor.shape), (ctypes.c_int64 * rank)(*tensor.stride())
-        bits = 8 * tensor.element_size()
-        where = (tensor.data_ptr(), _DEVICE_CUDA, 0)
-        self._managed = _ManagedTensor(*where, rank, _CODES[tensor.dtype], bits, 1, self._shape, self._strides, 0, None, None)
 
     def __dlpack__(self, **_options: Any) -> Any:
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        return new(ctypes.addressof(self._managed), b"dltensor", None)
+        capsule = self.tensor.__dlpack__()  # made for this call: nobody else sees what is changed in it
+        _header(capsule).device_type = _CUDA
+        return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _DEVICE_CUDA, 0
+        return _CUDA, 0
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The memory of a tensor: its elements lie between the addresses ``begin`` and ``end``; the same two if it has none."""
+
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def extent(capsule: Any) -> Extent:
+    """Of a tensor given as a DLPack capsule."""
+    header = _header(capsule)
+    shape = tuple(header.shape[: header.ndim])
+    strides = header.strides[: header.ndim] if header.strides else _compact(shape)
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    bits = header.bits * header.lanes
+    base = (header.data or 0) + header.byte_offset
+    if 0 in shape:
+        return Extent(shape, base, base)
+    before, after = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    return Extent(shape, base + before * bits // 8, base - (-(after + 1) * bits // 8))
+
+
+def on_host(value: Any) -> bool:
+    """Whether it is a CPU tensor or array, of any library."""
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == _CPU
+
+
+def _header(capsule: Any) -> _DLTensor:
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return _DLTensor.from_address(pointer(capsule, b"dltensor"))
+
+
+def _compact(shape: tuple[int, ...]) -> list[int]:
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return strides[::-1][: len(shape)]

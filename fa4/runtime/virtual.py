@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ from fa4.compiler.load import load_function
 from fa4.problem import AttentionOptions
 from fa4.runtime import forward
 from fa4.runtime.forward import Scalar
-from fa4.runtime.tensors import HostTensor
+from fa4.runtime.tensors import HostTensor, extent
 from fa4.vgpu import Gpu, Program
 from fa4.vgpu.driver import Driver, LaunchRequest
 
@@ -26,9 +29,9 @@ _STREAM = 0
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed and the schedule that the settings say."""
+    """A virtual GPU with the seed, the schedule and the delay that the settings say."""
     settings = _settings.current()
-    return Gpu(arch, seed=settings.vgpu_seed, schedule=settings.vgpu_schedule)
+    return Gpu(arch, seed=settings.vgpu_seed, schedule=settings.vgpu_schedule, delay=settings.vgpu_delay)
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:
@@ -48,51 +51,67 @@ def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequenc
     """
     import tvm_ffi
 
-    program = _program(artifact.ptx)
-
-    def launch(request: LaunchRequest) -> None:
-        sizes = [parameter.size for parameter in program.kernel(request.kernel).parameters]
-        geometry = (request.grid, request.block, request.dynamic_shared, request.parameters(sizes), request.cluster)
-        gpu.launch(program, request.kernel, *geometry)
-
-    driver = Driver(launch, int(get_arch(artifact.arch).smem_per_block))
+    driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    registered = []
+    tensors = [tensor.detach() for tensor in (*inputs, *outputs)]
+    regions = [region(tensor.__dlpack__(), "inputs", False) for tensor in tensors[: len(inputs)]]
+    regions += [region(tensor.__dlpack__(), "outputs", True) for tensor in tensors[len(inputs) :]]
+    with registered(gpu, regions), driver.raising():
+        function(*(tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+
+
+def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:
+    """What the host code asked for."""
+    sizes = [parameter.size for parameter in program.kernel(request.kernel).parameters]
+    geometry = (request.grid, request.block, request.dynamic_shared, request.parameters(sizes), request.cluster)
+    gpu.launch(program, request.kernel, *geometry)
+
+
+@dataclass(frozen=True, order=True)
+class Region:
+    """Host memory that a kernel may use, from address ``begin`` up to ``end``."""
+
+    begin: int
+    end: int
+    name: str
+    writable: bool
+
+
+def region(capsule: Any, name: str, writable: bool) -> Region:
+    """The memory of a tensor given as a DLPack capsule."""
+    where = extent(capsule)
+    return Region(where.begin, where.end, name, writable)
+
+
+@contextmanager
+def registered(gpu: Gpu, regions: Iterable[Region]) -> Iterator[None]:
+    """Make regions global memory for the time of the block; those that overlap (views of one tensor) as one, writable if all are."""
+    merged: list[Region] = []
+    for piece in sorted(piece for piece in regions if piece.begin < piece.end):
+        if merged and piece.begin < merged[-1].end:
+            last = merged.pop()
+            merged.append(replace(last, end=max(last.end, piece.end), writable=last.writable and piece.writable))
+        else:
+            merged.append(piece)
+    done = []
     try:
-        for name, writable, tensors in (("inputs", False, inputs), ("outputs", True, outputs)):
-            for begin, end in _spans(tensors):
-                gpu.register_buffer(begin, _memory(begin, end), name, writable)
-                registered.append(begin)
-        hosts = [HostTensor(tensor) for tensor in (*inputs, *outputs)]
-        function(*map(tvm_ffi.from_dlpack, hosts), *scalars, _STREAM)
-    except Exception:
-        if driver.error is not None:
-            raise driver.error from None
-        raise
+        for piece in merged:
+            gpu.register_buffer(piece.begin, _memory(piece), piece.name, piece.writable)
+            done.append(piece.begin)
+        yield
     finally:
-        for begin in registered:
+        for begin in done:
             gpu.remove_buffer(begin)
 
 
 @lru_cache(maxsize=64)
-def _program(ptx: str) -> Program:
+def parsed(ptx: str) -> Program:
+    """The program of a text, which keeps the code that the virtual GPU generates for it."""
     return Program.parse(ptx)
 
 
-def _spans(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """(begin, end) addresses of the memory that tensors span, those that overlap (views of one tensor) as one."""
-    spans: list[tuple[int, int]] = []
-    for tensor in sorted((tensor for tensor in tensors if tensor.numel()), key=Tensor.data_ptr):
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        begin, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
-        if spans and begin < spans[-1][1]:
-            begin, end = spans[-1][0], max(end, spans.pop()[1])
-        spans.append((begin, end))
-    return spans
-
-
-def _memory(begin: int, end: int) -> npt.NDArray[np.uint8]:
+def _memory(region: Region) -> npt.NDArray[np.uint8]:
     """The host's memory itself, as bytes."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * (end - begin)).from_address(begin))
+    return np.ctypeslib.as_array((ctypes.c_uint8 * (region.end - region.begin)).from_address(region.begin))

@@ -5,8 +5,15 @@
     gpu.register_buffer(0x1000, array, "x")
     gpu.launch(program, "kernel", grid=(1,), block=(128,), params=[struct.pack("<Q", 0x1000)])
 
+or, for functions of CuTe-DSL and tensors of torch or numpy, ``with attach("sm_80") as gpu:`` around their compilation and call.
+
 Every fault is a ``VgpuError`` that says in which lane, at which line of PTX and of the kernel's source.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fa4.vgpu.errors import (
     BarrierError,
@@ -28,6 +35,9 @@ from fa4.vgpu.machine import Gpu
 from fa4.vgpu.program import Program
 from fa4.vgpu.report import Observer, Report
 
+if TYPE_CHECKING:
+    from fa4.runtime.attach import attach as attach
+
 __all__ = [
     "BarrierError",
     "DeadlockError",
@@ -47,4 +57,12 @@ __all__ = [
     "UninitializedError",
     "UnsupportedInstructionError",
     "VgpuError",
+    "attach",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``attach`` needs torch and cutlass, and this package works without: it is imported on first use."""
+    if name != "attach":
+        raise AttributeError(f"module 'fa4.vgpu' has no attribute {name!r}")
+    return import_module("fa4.runtime.attach").attach

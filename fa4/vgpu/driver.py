@@ -9,9 +9,13 @@ a GPU machine runs here unchanged, without a CUDA driver and without a C compile
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from fa4.vgpu.errors import LaunchError
 
 Dim3 = tuple[int, int, int]
 
@@ -53,9 +57,32 @@ class Driver:
         self._callbacks = {name: self._callback(count, function) for name, (count, function) in self._functions().items()}
 
     def resolve(self, name: str) -> int | None:
-        """The address of a function of the runtime library, None for what the host code finds elsewhere."""
+        """The address of a function of the runtime library, None for what the host code finds elsewhere.
+
+        A function of CUDA that has no stand-in fails when it is called, never reaches a real driver, and leaves a ``LaunchError``.
+        """
+        if name not in self._callbacks and name.startswith("_cu"):
+            self._callbacks[name] = self._callback(0, partial(_refuse, name))
         callback = self._callbacks.get(name)
         return ctypes.cast(callback, ctypes.c_void_p).value if callback else None
+
+    def load(self, init: int, load: int) -> None:
+        """Run a module's own functions, at these addresses, which load the machine code and look its kernels up."""
+        library = ctypes.c_void_p()
+        self._initialise(ctypes.addressof(library), init, load, 0)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Around a call of host code: what ``launch`` raised comes out of the block in place of the host code's error."""
+        self.error = None
+        try:
+            yield
+        except Exception:
+            if self.error is not None:
+                raise self.error from None
+            raise
+        if self.error is not None:  # host code that ignores what a launch returns
+            raise self.error
 
     def _functions(self) -> dict[str, tuple[int, Callable[..., int | None]]]:
         """Number of arguments and stand-in of each function; None is success."""
@@ -125,3 +152,7 @@ def _set_int(pointer: int, value: int) -> None:
 
 def _set_pointer(pointer: int, value: int) -> None:
     ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64))[0] = value
+
+
+def _refuse(name: str) -> None:
+    raise LaunchError(f"the host code calls {name[1:]}, which the virtual GPU does not offer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from fa4.vgpu import barrier
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled, EmitError, compile_block
 from fa4.vgpu.errors import DeadlockError, LaunchError, Place, UnsupportedInstructionError, VgpuError
-from fa4.vgpu.memory import Block, Buffer, FaultError, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, FaultError, GlobalMemory
 from fa4.vgpu.program import Kernel, Op, Program
 from fa4.vgpu.report import Observer, Report
 from fa4.vgpu.scheduler import Pick, Schedule, Scheduler
@@ -61,6 +61,7 @@ class Launch:
     ticks: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
+    blank: int = UNWRITTEN
 
     @property
     def kernel(self) -> Kernel:
@@ -123,6 +124,8 @@ class Gpu:
         delay: when an asynchronous copy reads its source: "late", when it is waited for, or "early", when it is issued. Either way its
             destination may not be touched until then.
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
+        unwritten: what a read of shared memory is that nothing was written to: an "error", or "nan", bytes of 0xFF, for kernels
+            that compute on rows of a tile beyond the tensor and drop the result.
         observer: told of block entries and synchronisation; None costs nothing.
     """
 
@@ -135,6 +138,7 @@ class Gpu:
         resident: int = 4,
         delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
+        unwritten: Literal["error", "nan"] = "error",
         observer: Observer | None = None,
     ) -> None:
         if arch not in ARCHES:
@@ -143,11 +147,15 @@ class Gpu:
             raise LaunchError(f"approximate={approximate!r}: must be exact or random")
         if delay not in ("late", "early"):
             raise LaunchError(f"delay={delay!r}: must be late or early")
+        if unwritten not in ("error", "nan"):
+            raise LaunchError(f"unwritten={unwritten!r}: must be error or nan")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
+        Scheduler(schedule, seed)  # refuses a schedule that it does not know
         self.arch, self.seed, self.schedule, self.resident = arch, seed, schedule, resident
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
+        self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
@@ -208,13 +216,13 @@ class Gpu:
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
-        report = _report(launch, steps, time.perf_counter() - start)
+        report = replace(_report(launch, steps, time.perf_counter() - start), kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
 
     def report(self) -> Report:
         """All launches so far together."""
-        return _total(self.reports)
+        return replace(_total(self.reports), launches=tuple(self.reports))
 
     def _launch(self, code: Code, grid: Dim3, block: Dim3, dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel
@@ -237,7 +245,9 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        return Launch(code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer)
+        return Launch(
+            code, grid, block, shared, dynamic, constants, self.memory, self.approx_seed, self.early, self.observer, blank=self.blank
+        )
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)

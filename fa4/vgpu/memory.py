@@ -52,11 +52,11 @@ def _lanes(bad: Array, mask: Array | None) -> Array:
 class Block:
     """One stretch of memory that begins at address 0: shared memory of a CTA, parameters, constants.
 
-    ``state`` has a byte for each byte, None where everything counts as written.
+    ``state`` has a byte for each byte, None where everything counts as written; ``blank`` is what it begins with.
     """
 
-    def __init__(self, name: str, data: Array, tracked: bool, writable: bool = True) -> None:
-        self.name, self.data, self.writable = name, data, writable
+    def __init__(self, name: str, data: Array, tracked: bool, writable: bool = True, blank: int = UNWRITTEN) -> None:
+        self.name, self.data, self.writable, self.blank = name, data, writable, blank
         self.state = np.zeros_like(data) if tracked else None
         self.pending = 0
         self.views: dict[tuple[str, int], tuple[Array, Array | None, int]] = {}
@@ -66,7 +66,7 @@ class Block:
         self.data[:] = 0xFF
         self.pending = 0
         if self.state is not None:
-            self.state[:] = UNWRITTEN
+            self.state[:] = self.blank
 
     def view(self, dtype: str, vector: int) -> tuple[Array, Array | None, int]:
         """Data and state seen as elements or vectors, and the size of one."""

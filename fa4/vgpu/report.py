@@ -1,18 +1,21 @@
-"""What a launch did, as plain data."""
+"""What launches did, as plain data and as text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """Counts of one launch, or of all launches of a machine.
+    """Counts of one launch, or of all launches of a machine, which are then in ``launches``.
 
     ``instructions`` are warp instructions. ``by_opcode`` has full opcodes, ``by_class`` their first words, ``by_warp`` the warps of a CTA
-    summed over CTAs, ``by_source`` source lines ("" without a line table). ``bytes`` are what lanes asked for, by memory space.
-    ``seconds`` is the time of the host.
+    summed over CTAs, ``by_source`` source lines ("file:line", "" without a line table). ``bytes`` are what lanes asked for, by space.
+    ``steps`` are basic blocks executed, ``seconds`` is the time of the host. ``kernel``, ``grid`` and ``block`` say what was launched.
+
+    ``str(report)`` is a text of several lines; ``data()`` is fit for JSON.
     """
 
     instructions: int
@@ -24,6 +27,48 @@ class Report:
     ctas: int
     steps: int
     seconds: float
+    kernel: str = ""
+    grid: tuple[int, int, int] | None = None
+    block: tuple[int, int, int] | None = None
+    launches: tuple[Report, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """Everything as dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    def text(self, lines: int = 10) -> str:
+        """For people: totals, the ``lines`` busiest source lines, and a line for each launch."""
+        return "\n".join(self._lines(lines))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Report: {self._summary()}>"
+
+    def _summary(self) -> str:
+        what = f"{self.kernel} " if self.kernel else f"{len(self.launches)} launch{'' if len(self.launches) == 1 else 'es'}, "
+        if self.grid is not None:
+            what += f"grid {self.grid} block {self.block}: "
+        moved = "".join(f", {size:,} B {space}" for space, size in _ranked(self.bytes))
+        return f"{what}{self.ctas:,} CTAs, {self.instructions:,} warp instructions{moved}, {self.seconds:.3g} s"
+
+    def _lines(self, limit: int) -> Iterator[str]:
+        yield self._summary()
+        yield "by class: " + ", ".join(f"{name} {count:,}" for name, count in _ranked(self.by_class))
+        yield "by warp: " + ", ".join(f"{warp}: {count:,}" for warp, count in enumerate(self.by_warp))
+        sources = [(count, source) for source, count in _ranked(self.by_source) if source]
+        if sources:
+            yield "by source line:"
+            yield from (f"  {count:>12,}  {source}" for count, source in sources[:limit])
+            if len(sources) > limit:
+                yield f"  {sum(count for count, _ in sources[limit:]):>12,}  on {len(sources) - limit} other lines"
+        for number, launch in enumerate(self.launches, start=1):
+            yield f"launch {number}: {launch._summary()}"
+
+
+def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 class Observer(Protocol):

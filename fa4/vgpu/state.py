@@ -56,7 +56,7 @@ class Cta:
         self.rows = {bits: np.zeros((n, lanes), f"u{bits // 8}") for bits, n in launch.kernel.registers.items() if bits > 1}
         self.predicates = np.zeros((launch.kernel.registers.get(1, 0), lanes), bool)
         self.defined = np.zeros((len(launch.watch.rows), lanes), bool)
-        self.shared = Block("shared", np.zeros(launch.shared_bytes, np.uint8), tracked=True)
+        self.shared = Block("shared", np.zeros(launch.shared_bytes, np.uint8), tracked=True, blank=launch.blank)
         self.local = LocalMemory(lanes, launch.kernel.local_bytes)
         self.specials = launch.specials()
         self.gangs: dict[tuple[int, int], Gang] = {}

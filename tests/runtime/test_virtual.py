@@ -111,12 +111,21 @@ def test_nan_in_memory_that_no_row_may_see_does_not_leak():
 def test_every_schedule_gives_the_same_bits():
     inputs = make_inputs(AttentionShape(1, 192, 320, 3, 1, 64))
     results = []
-    for schedule, seed in SCHEDULES:
-        with fa4.settings(vgpu_schedule=schedule, vgpu_seed=seed):
+    for (schedule, seed), delay in zip(SCHEDULES, itertools.cycle(["late", "early"])):
+        with fa4.settings(vgpu_schedule=schedule, vgpu_seed=seed, vgpu_delay=delay):
             results.append(on_virtual_gpu()(inputs.q, inputs.k, inputs.v, causal=True))
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
+
+
+def test_settings_reach_the_machine():
+    from fa4.runtime.virtual import gpu_from_settings
+
+    with fa4.settings(vgpu_seed=7, vgpu_schedule="random", vgpu_delay="early"):
+        gpu = gpu_from_settings("sm_80")
+    assert (gpu.seed, gpu.schedule, gpu.early) == (7, "random", True)
+    assert not gpu_from_settings("sm_80").early
 
 
 def test_lengths_numbers_and_strides_are_arguments(monkeypatch):

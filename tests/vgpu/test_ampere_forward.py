@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from ampere_forward import Options, attention, problem_of, source
+from ampere_forward import Options, attention, compiled
 
 from fa4.config import AmpereForwardConfig
 from fa4.reference import standard_attention
+from fa4.runtime.virtual import parsed
 from fa4.testing import AttentionShape, compare, make_inputs, torch_attention
-from fa4.vgpu import Gpu, PendingCopyError, Program, VgpuError
+from fa4.vgpu import Gpu, PendingCopyError, VgpuError
 
 pytestmark = [pytest.mark.vgpu, pytest.mark.compile]
 
@@ -83,28 +86,26 @@ def without(ptx: str, place: int) -> str:
 def test_every_missing_wait_and_barrier_is_found():
     """Each synchronising instruction that runs is taken out in turn: waits show in any schedule, barriers in strict priorities."""
     inputs = make_inputs(AttentionShape(1, 64, 150))
-    ptx, name, shared = source(problem_of(inputs.q, inputs.v, Options()), SMALL)
-    program = Program.parse(ptx)
-    expected, _ = attention(Gpu(), inputs.q, inputs.k, inputs.v, config=SMALL, kernel=(program, name, shared))
-    (code,) = program.code.values()
-    ran = {
-        op.line - 1
-        for index, _ in code.blocks
-        for op in (*program.kernels[name].blocks[index].ops, program.kernels[name].blocks[index].end)
-        if op
-    }
-    lines = ptx.splitlines()
+    artifact = compiled(inputs.q, inputs.v, config=SMALL)
+
+    def run(gpu, place):
+        changed = replace(artifact, ptx=without(artifact.ptx, place))
+        return attention(gpu, inputs.q, inputs.k, inputs.v, artifact=changed)[0]
+
+    expected, _ = attention(Gpu(), inputs.q, inputs.k, inputs.v, artifact=artifact)
+    (code,) = parsed(artifact.ptx).code.values()
+    ran = {op.line - 1 for index, _ in code.blocks for op in (*code.kernel.blocks[index].ops, code.kernel.blocks[index].end) if op}
+    lines = artifact.ptx.splitlines()
     waits = [i for i, line in enumerate(lines) if i in ran and ("cp.async.wait_group" in line or "cp.async.commit_group" in line)]
     barriers = [i for i, line in enumerate(lines) if i in ran and "bar.sync" in line]
     assert len(waits) == 9
     for place in waits:
         with pytest.raises(PendingCopyError, match="before the asynchronous copy"):
-            attention(Gpu(), inputs.q, inputs.k, inputs.v, config=SMALL, kernel=(Program.parse(without(ptx, place)), name, shared))
+            run(Gpu(), place)
     missed = []
     for place in barriers:
-        changed = Program.parse(without(ptx, place))
         try:
-            out, _ = attention(Gpu(schedule="priority"), inputs.q, inputs.k, inputs.v, config=SMALL, kernel=(changed, name, shared))
+            out = run(Gpu(schedule="priority"), place)
         except VgpuError:
             continue
         if torch.equal(out.view(torch.int16), expected.view(torch.int16)):

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from instruction_cases import CASES
 
 from fa4.vgpu.isa import ENDINGS, FORMS
@@ -14,6 +17,18 @@ TESTS = Path(__file__).parent
 
 def test_instruction_page_is_current():
     assert (DOCS / "virtual-gpu-instructions.md").read_text() == instruction_page(), "run python docs/build.py"
+
+
+@pytest.mark.compile
+@pytest.mark.vgpu
+def test_example_of_attach_prints_what_the_page_says(tmp_path):
+    text = (DOCS / "virtual-gpu.md").read_text()
+    code, output = (re.search(rf"<!-- {name} -->\n```\w*\n(.*?)```", text, re.DOTALL)[1] for name in ("example", "output"))
+    file = tmp_path / "example.py"
+    file.write_text(code)
+    command = [sys.executable, "-c", f"import sys, runpy; sys.path[:0] = [{str(DOCS.parent)!r}]; runpy.run_path({str(file)!r})"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == output, done.stderr
 
 
 def test_every_instruction_has_a_section_and_a_test():
