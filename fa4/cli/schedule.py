@@ -92,7 +92,9 @@ def _problem(arguments: argparse.Namespace, family: str) -> Any:
 def _title(arguments: argparse.Namespace, problem: Any) -> str:
     words = ["backward" if problem.backward else "forward"]
     words += ["deterministic"] if arguments.deterministic else []
-    words.append(f"{problem.batch} sequences of " + ",".join(f"{q}x{k}" for q, k in problem.lengths))
+    words.append(
+        f"{problem.batch} {'sequence' if problem.batch == 1 else 'sequences'} of " + ",".join(f"{q}x{k}" for q, k in problem.lengths)
+    )
     words.append(f"{problem.heads}/{problem.heads_kv} heads of {problem.head_dims[0]}")
     left, right = problem.window
     words.append("full" if (left, right) == (None, None) else "causal" if (left, right) == (None, 0) else f"window {left},{right}")

@@ -43,16 +43,17 @@ def _chart(title: str, simulation: Simulation, scale: float) -> list[str]:
         colour = COLOURS[(span.tile.batch * heads + span.tile.head) % len(COLOURS)]
         left, right = scale * span.start, scale * span.end
         middle = right - scale * span.waiting  # where in a tile it waits is not shown, only how long
-        for fill, begin, end in ((colour, left, middle), (WAITING, middle, right)):
-            if end - begin > 0.05:
-                gap = 0.3 if end - begin > 2 else 0.0  # so that neighbours of one colour can be told apart
-                box = f"M{begin:.4g} {span.sm * line:.4g}h{end - begin - gap:.3g}v{line:.3g}h-{end - begin - gap:.3g}z"
-                paths.setdefault(fill, []).append(box)
+        for stroke, begin, end in ((colour, left, middle), (WAITING, middle, right)):
+            width = end - begin - (0.3 if end - begin > 2 else 0.0)  # so that neighbours of one colour can be told apart
+            if width > 0.05:
+                paths.setdefault(stroke, []).append(f"M{begin:.1f} {(span.sm + 0.5) * line:.1f}h{width:.1f}")
     bound = scale * simulation.lower_bound
     below = _HEIGHT + 16
     return [
         f'<text y="-10">{title}: {simulation.makespan:g} steps, {100 * simulation.balance:.1f}% busy</text>',
-        *(f'<path fill="{fill}" d="{"".join(boxes)}"/>' for fill, boxes in paths.items()),
+        f'<g stroke-width="{line:.2f}">',
+        *(f'<path stroke="{stroke}" d="{"".join(lines)}"/>' for stroke, lines in paths.items()),
+        "</g>",
         f'<path d="M{bound:.4g} 0v{_HEIGHT}" stroke="black" stroke-dasharray="4 3"/>',
         f'<path d="M0 0v{_HEIGHT}h{_WIDTH}" stroke="black" fill="none"/>',
         f'<text x="-8" y="10" text-anchor="end">SM 0</text><text x="-8" y="{_HEIGHT}" text-anchor="end">{simulation.sms - 1}</text>',

@@ -20,23 +20,20 @@ def locate_kernel(out: cute.Tensor, first: Int64, order: TileOrder, falling: Con
         out[i, 0], out[i, 1], out[i, 2] = Int64(block), Int64(head), Int64(batch)
 
 
-@cute.jit
-def locate(
-    out: cute.Tensor,
-    first: Int64,
-    blocks: Int64,
-    heads: Int64,
-    batch: Int64,
-    operand_bytes: Int64,
-    group: Int64,
-    l2_budget: Constexpr,
-    order: Constexpr,
-    falling: Constexpr,
-    wide: Constexpr,
-):
-    section = section_size(operand_bytes, heads // group * batch, group, l2_budget)
-    made = tile_order(blocks, heads, batch, section, order, wide)
-    locate_kernel(out, first, made, falling, wide).launch(grid=[cute.ceil_div(out.shape[0], THREADS), 1, 1], block=[THREADS, 1, 1])
+class Locate:
+    """What is compiled in: an order, see ``tile_order`` and ``tile_at``, and the bytes that operands may fill."""
+
+    def __init__(self, order: str, falling: bool, wide: bool, l2_budget: int) -> None:
+        self.order, self.falling, self.wide, self.l2_budget = order, falling, wide, l2_budget
+
+    @cute.jit
+    def __call__(
+        self, out: cute.Tensor, first: Int64, blocks: Int64, heads: Int64, batch: Int64, operand_bytes: Int64, group: Int64
+    ) -> None:
+        section = section_size(operand_bytes, heads // group * batch, group, self.l2_budget)
+        made = tile_order(blocks, heads, batch, section, self.order, self.wide)
+        grid = [cute.ceil_div(out.shape[0], THREADS), 1, 1]
+        locate_kernel(out, first, made, self.falling, self.wide).launch(grid=grid, block=[THREADS, 1, 1])
 
 
 @cute.kernel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_tensor
-from order_probe import locate, persist
+from order_probe import Locate, persist
 
 from fa4.schedule import Schedule, TileProblem
 from fa4.schedule.order import l2_budget, section_size
@@ -37,7 +37,7 @@ def compiled(gpu):
     @cache
     def get(order, falling, wide):
         out = make_fake_tensor(Int64, (cute.sym_int(), 3), (3, 1), assumed_align=8)
-        return cute.compile(locate, out, *[Int64(0)] * 6, l2_budget(L2), order, falling, wide)
+        return cute.compile(Locate(order, falling, wide, l2_budget(L2)), out, *[Int64(0)] * 6)
 
     return get
 
