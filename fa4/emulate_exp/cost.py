@@ -19,7 +19,7 @@ from fa4.arch import Arch
 
 TILE = 128
 
-# Results per element, by pipe; tests/emulate_exp/test_machine_code.py counts them in the compiled code.
+# Results per element, by pipe; tests/emulate_exp/test_exp2_machine_code.py counts them in the compiled code.
 EMULATION_ALU = 2.0  # the clamp, and shift and addition to the exponent in one instruction
 REDUCTION_FMA = 3.0  # add ROUNDER, subtract it, subtract from x
 # Of the softmax around it: scale and subtract, add to the row sum; a maximum; a conversion of two elements to 16 bits at once.

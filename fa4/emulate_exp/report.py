@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fa4._table import format_table
 from fa4.arch import ARCHS
 from fa4.emulate_exp.coefficients import COEFFICIENTS, POLYNOMIAL_ERROR
-from fa4.emulate_exp.cost import best_share, tile_cycles
+from fa4.emulate_exp.cost import EMULATION_ALU, best_share, emulation_fma, tile_cycles
 from fa4.emulate_exp.twin import emulated_exp2
 from fa4.errors import Fa4Error
 from fa4.reference import Flash4Options, Tiles, flash4_attention, standard_attention
@@ -182,7 +182,8 @@ def report(stride: int) -> str:
         f"Whole attention, relative RMS error ({ATTENTION_SIZE.seqlen_q} queries, {ATTENTION_SIZE.seqlen_k} keys, D 128), degree 3,\n"
         "by standard deviation of the logits; everything else in float64",
         attention_table(),
-        "Clocks of a tile of 128 x 128 by emulated share (fa4.emulate_exp.cost)",
+        "Clocks of a tile of 128 x 128 by emulated share (fa4.emulate_exp.cost). An emulated element takes "
+        f"{emulation_fma(3):g} multiply-add results\nand {EMULATION_ALU:g} on the ALU; benchmarks/exp2.py counts them in machine code",
         cycle_table(),
     ]
     return "\n\n".join(parts)

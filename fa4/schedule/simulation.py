@@ -6,6 +6,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from fa4.arch import Arch
@@ -37,12 +38,19 @@ class Simulation:
     Attributes:
         spans: when and where each tile ran.
         sms: SMs of the GPU, one tile each at a time.
-        l2_reuse: share of the operand reads that L2 serves, 0 to 1; of a model that keeps what was read last.
+        problem: what ran.
+        l2_bytes: size of the L2.
     """
 
     spans: tuple[Span, ...]
     sms: int
-    l2_reuse: float
+    problem: TileProblem
+    l2_bytes: int
+
+    @cached_property
+    def l2_reuse(self) -> float:
+        """Share of the operand reads that L2 serves, 0 to 1: a model that keeps what was read last."""
+        return _l2_reuse(self.problem, self.spans, self.l2_bytes)
 
     @property
     def makespan(self) -> float:
@@ -103,16 +111,19 @@ def simulate(schedule: Schedule, arch: Arch, deterministic: bool = False) -> Sim
             free[sm] = (end, sm)
         else:
             heapq.heappush(free, (end, sm))
-    return Simulation(tuple(spans), sms, _l2_reuse(problem, spans, int(arch.l2)))
+    return Simulation(tuple(spans), sms, problem, int(arch.l2))
 
 
 def simulate_heads(problem: TileProblem, arch: Arch) -> Simulation:
-    """FlashAttention-1's way: one thread block computes all tiles of a head (arXiv 2307.08691, section 3.2, tells the story)."""
-    heads = [(Tile(0, head, batch)) for batch in range(problem.batch) for head in range(problem.heads)]
+    """FlashAttention-1's way: one thread block computes all tiles of a head (arXiv 2307.08691, section 3.2, tells the story).
+
+    Each is one span, by its first tile; ``l2_reuse`` says nothing of it.
+    """
+    heads = [Tile(0, head, batch) for batch in range(problem.batch) for head in range(problem.heads)]
     costs = [sum(problem.cost(block, tile.batch) for block in range(problem.blocks(tile.batch))) for tile in heads]
     placed = list_schedule(costs, int(arch.sm_count))
     spans = tuple(Span(tile, sm, start, start + cost) for tile, cost, (sm, start) in zip(heads, costs, placed, strict=True))
-    return Simulation(spans, int(arch.sm_count), 0.0)
+    return Simulation(spans, int(arch.sm_count), problem, int(arch.l2))
 
 
 def list_schedule(costs: Sequence[float], machines: int) -> list[tuple[int, float]]:
