@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fa4.errors import ArgumentError as ArgumentError
     from fa4.errors import BackendError as BackendError
     from fa4.errors import CompileError as CompileError
+    from fa4.errors import CudaError as CudaError
     from fa4.errors import DeviceError as DeviceError
     from fa4.errors import DtypeError as DtypeError
     from fa4.errors import Fa4Error as Fa4Error
@@ -41,6 +42,7 @@ _HOME = {
         "ArgumentError",
         "BackendError",
         "CompileError",
+        "CudaError",
         "DeviceError",
         "DtypeError",
         "InspectionError",

@@ -92,14 +92,15 @@ def attention(
         deterministic: results and gradients are bitwise reproducible, alone or in any batch; on the CPU for a given number of
             torch threads. Also set by ``torch.use_deterministic_algorithms(True)``.
         backend: "cpu", "cuda" or "vgpu" (the GPU kernel, executed on the CPU); by default what the tensors' device says.
-        arch: architecture for the "vgpu" backend, for example "sm_100a".
+        arch: architecture for the "vgpu" backend, for example "sm_100a"; on CUDA tensors it can only be their device's own.
 
     Returns:
         out ``(B, Sq, Hq, Dv)`` in q's dtype, contiguous; with ``return_lse`` the pair (out, lse), lse ``(B, Hq, Sq)`` float32. Rows
         that see no key have out 0, lse -inf and gradient 0. Under autocast inputs are first cast to the autocast dtype.
 
     Raises:
-        Fa4Error: one of its children, before any work is done, naming the argument, its value, the rule and what would work.
+        Fa4Error: one of its children, before any work is done, naming the argument, its value, the rule and what would work; later only
+            CompileError and CudaError.
     """
     _check_tensors(q, k, v)
     for name, flag in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic)):
@@ -135,7 +136,8 @@ def supports(
 ) -> Support:
     """Whether a class of requests is served, and if not why: ``Support(ok, reason)``, true where it is.
 
-    Without ``arch`` the CPU backend is asked, with it the kernel of that architecture on the virtual GPU; ``backend`` asks another.
+    Without ``arch`` the CPU backend is asked, with it the kernel of that architecture on the virtual GPU; ``backend`` asks another. No
+    GPU is looked for.
     Arguments are as in ``attention``.
 
     Raises:

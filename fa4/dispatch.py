@@ -20,8 +20,6 @@ IMPLEMENTATIONS = {
     ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
     ("forward", "ampere"): "fa4.kernels.ampere.forward.kernel:AmpereForward",
 }
-# Backends that can run what they have kernels for.
-RUNNING = ("cpu", "vgpu")
 
 CPU_DTYPES = ("float16", "bfloat16", "float32")
 GPU_DTYPES = ("float16", "bfloat16")
@@ -59,11 +57,7 @@ def support(problem: AttentionProblem, backend: str, arch: str | None) -> Suppor
     if backend == "cpu":
         return _accepted(problem, backend)
     found = kernel_support(problem, arch)
-    if not found:
-        return found
-    if backend in RUNNING:
-        return Support(True)
-    return Support(False, f"{found.reason}, but backend {backend!r} cannot run kernels yet; backend 'cpu' serves this request")
+    return Support(True) if found else found
 
 
 def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:

@@ -49,5 +49,9 @@ class CompileError(Fa4Error):
     """A kernel could not be compiled or loaded, or its cache key could not be computed."""
 
 
+class CudaError(Fa4Error):
+    """CUDA, or the host code in front of it, refused to launch a kernel; the cause has what it said."""
+
+
 class InspectionError(Fa4Error):
     """Generated code cannot be shown: a tool is missing, or its output is not understood."""

@@ -122,9 +122,15 @@ TABLE = [
     ("unknown arch", with_options(backend="vgpu", arch="sm_42"), fa4.BackendError, "arch", ["'sm_42'", "sm_80"]),
     ("arch without suffix", with_options(backend="vgpu", arch="sm_100"), fa4.BackendError, "arch", ["'sm_100'", "sm_100a"]),
     ("device of no backend", fake("xpu"), fa4.DeviceError, "q", ["xpu", "no backend serves", "CPU or CUDA"]),
-    ("no runtime yet", fake_cuda(), fa4.UnsupportedError, "backend", ["'cuda'", "cannot run kernels yet", "supports"]),
     (
-        "no backward kernel yet",
+        "no backward kernel on a GPU yet",
+        lambda: {name: x.requires_grad_() for name, x in fake_cuda()().items()},
+        fa4.UnsupportedError,
+        "backend",
+        ["'cuda'", "no backward kernel for any GPU", "backend 'cpu' serves", "torch.no_grad()"],
+    ),
+    (
+        "no backward kernel on the virtual GPU yet",
         lambda: {name: x.requires_grad_() for name, x in tensors().items()} | {"backend": "vgpu", "arch": "sm_100a"},
         fa4.UnsupportedError,
         "backend",

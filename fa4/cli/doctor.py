@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import fa4
@@ -106,10 +109,12 @@ def _code_generation() -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any]:
-    """Driver and GPUs by way of cuda-python. A machine without a driver is as it may be."""
+    """Driver and GPUs by way of cuda-python, and what CUDA tensors would run there. A machine without a driver is as it may be."""
     from cuda.bindings import driver
 
     from fa4.arch import arch_for_capability
+
+    tensors = {"CUDA tensors": _cuda_tensors()}
 
     def call(function: str, *arguments: Any) -> Any:
         status, *values = getattr(driver, function)(*arguments)
@@ -120,7 +125,8 @@ def _gpu() -> dict[str, Any]:
     try:
         call("cuInit", 0)
     except Exception as error:  # of many types, by what exactly is missing
-        return {"driver": "none: kernels run on the virtual GPU and on the CPU backend only", "because": str(error).partition("\n")[0]}
+        none = "none: kernels run on the virtual GPU, everything else on the CPU backend"
+        return {"driver": none, "because": str(error).partition("\n")[0], **tensors}
     version = call("cuDriverGetVersion")
     gpus = {}
     attributes = driver.CUdevice_attribute
@@ -130,11 +136,22 @@ def _gpu() -> dict[str, Any]:
         minor = call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
         name = call("cuDeviceGetName", 256, device).decode().rstrip("\0")
         try:
-            arch = arch_for_capability((major, minor)).name
+            arch = arch_for_capability((major, minor))
+            runs = f"{arch.name}, kernels: {_served(arch.family)}"
         except Fa4Error as error:
-            arch = str(error)
-        gpus[f"GPU {index}"] = f"{name}, {arch}"
-    return {"driver": f"CUDA {version // 1000}.{version % 1000 // 10}", **(gpus or {"GPUs": "none"})}
+            runs = str(error)
+        gpus[f"GPU {index}"] = f"{name}, {runs}"
+    return {"driver": f"CUDA {version // 1000}.{version % 1000 // 10}", **tensors, **(gpus or {"GPUs": "none"})}
+
+
+def _cuda_tensors() -> str:
+    """Whether the installed torch can make them, read from its files: importing it takes seconds."""
+    spec = PathFinder.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "no: torch is not installed"
+    version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    cuda = re.search(r"^cuda\b.*= '(.+)'$", version, re.MULTILINE)
+    return f"torch is built for CUDA {cuda[1]}" if cuda else "no: torch is a CPU build; CUDA tensors need a CUDA build"
 
 
 def _disassembler() -> dict[str, Any]:
@@ -176,17 +193,17 @@ def _cache() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    from fa4 import dispatch
     from fa4.arch import ARCHS
 
-    check = {}
-    for name, arch in ARCHS.items():
-        served = []
-        for direction in ("forward", "backward"):
-            row = dispatch.kernel_target(direction, arch.family)
-            served.append(f"{direction} {'-' if row is None else row[1]}")
-        check[name] = ", ".join(served)
-    return check
+    return {name: _served(arch.family) for name, arch in ARCHS.items()}
+
+
+def _served(family: str) -> str:
+    """The kernel that each direction gets on an architecture of this family."""
+    from fa4 import dispatch
+
+    rows = {direction: dispatch.kernel_target(direction, family) for direction in ("forward", "backward")}
+    return ", ".join(f"{direction} {'-' if row is None else row[1]}" for direction, row in rows.items())
 
 
 def _text(value: Any) -> str:

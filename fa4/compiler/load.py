@@ -22,13 +22,15 @@ Resolver = Callable[[str], "int | None"]
 _log = logging.getLogger(__name__)
 
 
-def load_function(artifact: Artifact, resolve: Resolver | None = None) -> Callable[..., Any]:
-    """The host function of an artifact: it checks its arguments and launches the kernel. No GPU is touched before the first call.
+def load_function(artifact: Artifact, resolve: Resolver | None = None, device: int | None = None) -> Callable[..., Any]:
+    """The host function of an artifact: it checks its arguments and launches the kernel.
 
     Args:
         artifact: compiled on this kind of machine.
         resolve: address of a symbol that the host code calls (``_cudaLaunchKernelEx``, for example), None for the DSL's own runtime
             library. By this a stand-in for the driver takes the launches.
+        device: number of the CUDA device to which the machine code is loaded now. None leaves it to the first call, and to the DSL's
+            library, which loads it to every device that it sees; no GPU is touched before. So it is in any case where cutlass has to load.
 
     Raises:
         CompileError: the object is for another machine, or cannot be loaded.
@@ -39,8 +41,10 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None) -> Callab
     import tvm_ffi
 
     try:
-        loaded = load_object(artifact.host_object, resolve)
+        loaded = load_object(artifact.host_object, resolve if device is None else lambda name: _loaded_already(name, resolve))
         address = loaded.address(f"__tvm_ffi_{artifact.function}")
+        if device is not None:
+            _load_machine_code(artifact, loaded, device)
     except (LinkError, ElfError) as error:
         if resolve is not None:
             raise CompileError(f"{artifact.function} cannot be loaded: {error}") from error
@@ -48,6 +52,36 @@ def load_function(artifact: Artifact, resolve: Resolver | None = None) -> Callab
         return _load_with_dsl(artifact)
     function: Callable[..., Any] = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=loaded)
     return function
+
+
+def _load_machine_code(artifact: Artifact, loaded: LoadedObject, device: int) -> None:
+    """Run the object's own functions that load its machine code, look its kernels up and allow them all shared memory, for ``device``.
+
+    Raises:
+        CompileError: CUDA refuses, for example because the code is for another architecture.
+    """
+    prefix = f"__cute_internal_{artifact.function}_cuda"
+    library = ctypes.c_void_p()  # never unloaded: the driver does it when the process ends
+    init = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(loaded.address(f"{prefix}_init"))
+    load = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)(loaded.address(f"{prefix}_load_to_device"))
+    status = init(ctypes.addressof(library)) or load(ctypes.addressof(library), device)
+    if status:
+        reason = cuda_error(status)
+        raise CompileError(f"{artifact.function}, compiled for {artifact.arch}, cannot be loaded to cuda:{device}: {reason}")
+
+
+def cuda_error(status: int) -> str:
+    """A status of the CUDA runtime by name and number, for messages."""
+    name: bytes = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int)(_default_symbol("cuda_dialect_get_error_name") or 0)(status)
+    return f"{name.decode()} ({status})"
+
+
+def _loaded_already(name: str, resolve: Resolver | None) -> int | None:
+    """``resolve``, but for the function with which host code has its machine code loaded at each call: there is nothing left to do."""
+    if name == "cuda_dialect_init_library_once":
+        # A function of every libc that takes a pointer, does nothing with it, and returns 0, success.
+        return ctypes.cast(ctypes.CDLL(None).pthread_mutexattr_destroy, ctypes.c_void_p).value
+    return resolve(name) if resolve else None
 
 
 def load_object(data: bytes, resolve: Resolver | None = None) -> LoadedObject:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fa4 import dispatch
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionOptions
+from fa4.runtime import cuda
 
 # The arguments after the tensors are the same in both ops and in this order. An absent softmax_scale means head_dim ** -0.5, worked
 # out when the op runs: under torch.compile with dynamic shapes it would otherwise be a symbolic float.
@@ -56,6 +57,11 @@ def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tens
         return virtual.attention_forward(q, k, v, _options(q, *options), virtual.gpu_from_settings(arch))
     out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
     return _own(out), _own(lse)
+
+
+def _forward_cuda(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *options, _backend, arch = arguments
+    return cuda.attention_forward(q, k, v, _options(q, *options), arch)
 
 
 def _backward_cpu(
@@ -112,6 +118,7 @@ def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
 
 
 _library.impl("attention_forward", _forward_cpu, "CPU")
+_library.impl("attention_forward", _forward_cuda, "CUDA")
 _library.impl("attention_backward", _backward_cpu, "CPU")
 torch.library.register_fake("fa4::attention_forward", _forward_fake, lib=_library)
 torch.library.register_fake("fa4::attention_backward", _backward_fake, lib=_library)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,24 +34,36 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         ShapeError: lengths beyond the kernel's 32-bit indices.
         CompileError, UnsupportedError: there is no kernel for this request.
     """
-    batch, seqlen_q, heads = q.shape[:3]
-    out = q.new_empty((batch, seqlen_q, heads, v.shape[3]))
+    batch, seqlen_q, heads, head_dim = q.shape
+    _, seqlen_k, _, head_dim_v = v.shape
+    out = q.new_empty((batch, seqlen_q, heads, head_dim_v))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
-    if lse.numel() == 0:
+    rows = batch * heads * seqlen_q
+    if rows == 0:
         return out, lse
-    if seqlen_q + k.shape[1] > MAX_INT32 - 1024 or lse.numel() > MAX_INT32:
+    if seqlen_q + seqlen_k > MAX_INT32 - 1024 or rows > MAX_INT32:
         rule = "Sq + Sk and B * Hq * Sq must stay below 2**31"
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
-    bounds = (options.window_left, options.window_right)
-    # The forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
-    problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), bounds, options.softcap, deterministic=False)
-    artifact = get(problem, tuning.config(problem, get_arch(arch)), arch)
-    left, right = (None if bound is None else max(-MAX_INT32, min(bound, MAX_INT32)) for bound in bounds)
+    left, right, softcap = options.window_left, options.window_right, options.softcap
+    bounds = None if left is None else 1, right and 1  # of a right bound the kernel knows whether it is 0
+    problem, config = _compiled_for(q.dtype, head_dim, head_dim_v, bounds, softcap > 0, arch)
     scalars = (
         options.softmax_scale,
-        options.softcap if problem.softcap else None,
-        left if problem.window[0] else None,
-        right if problem.window[1] else None,
+        softcap if problem.softcap else None,
+        None if left is None else max(-MAX_INT32, min(left, MAX_INT32)),
+        max(-MAX_INT32, min(right, MAX_INT32)) if right else None,  # 0 is compiled in
     )
-    execute(artifact, [kernel_operand(x) for x in (q, k, v)], (out, lse), scalars)
+    execute(get(problem, config, arch), (kernel_operand(q), kernel_operand(k), kernel_operand(v)), (out, lse), scalars)
     return out, lse
+
+
+@lru_cache(maxsize=1024)
+def _compiled_for(
+    dtype: torch.dtype, head_dim: int, head_dim_v: int, bounds: tuple[int | None, int | None], softcap: bool, arch: str
+) -> tuple[AttentionProblem, Any]:
+    """Problem class and configuration of a request, of which ``bounds`` and ``softcap`` tell the class only.
+
+    The forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
+    """
+    problem = AttentionProblem.of("forward", dtype, (head_dim, head_dim_v), bounds, float(softcap), deterministic=False)
+    return problem, tuning.config(problem, get_arch(arch))

@@ -13,14 +13,17 @@ _CPU, _CUDA = 1, 2  # DLDeviceType
 
 
 def kernel_operand(x: Tensor) -> Tensor:
-    """``x`` itself where a kernel can read it, otherwise one contiguous copy.
+    """``x`` (B, S, H, D) itself where a kernel can read it, otherwise one contiguous copy.
 
     A kernel copies 16 bytes at a time along the last dimension, so the base address and the other strides must be multiples of 16
     bytes and the last stride 1. The stride of a dimension of size 1 is never used.
     """
-    strides = zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    aligned = x.data_ptr() % 16 == 0 and all(size == 1 or stride * x.element_size() % 16 == 0 for size, stride in strides)
-    return x if aligned and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
+    batch, row, head, last = x.stride()
+    if last == 1 and not (x.data_ptr() | (batch | row | head) * x.element_size()) % 16:
+        return x
+    used = (stride * x.element_size() for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1)
+    aligned = last == 1 and x.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in used)
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
 class _DLTensor(ctypes.Structure):

@@ -6,6 +6,7 @@ that a kernel that changes it in between computes with what it should not have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class _Copy:
     data: Array | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """Copies that were committed together; ``number`` is per thread the group's number, -1 before its commit."""
 
@@ -119,8 +120,29 @@ class Copies:
             lanes[here] = done
             for copy in group.copies:
                 self.complete(copy, lanes)
-            if not any(copy.todo.any() for copy in group.copies):
-                self.groups.remove(group)
+            self._forget(group)
+
+    def _forget(self, group: _Group) -> None:
+        """Remove a group of which nothing is left."""
+        if group in self.groups and not any(copy.todo.any() for copy in group.copies):
+            self.groups.remove(group)
+
+    def finisher(self, first: int, mask: Array) -> Callable[[], None]:
+        """A function that completes what these threads have issued up to now."""
+        found = []
+        for group in self.groups:
+            here, there = _overlap(group, first, first + len(mask))
+            if here.stop > here.start:
+                lanes = np.zeros(len(group.number), bool)
+                lanes[here] = mask[there]
+                found += [(group, copy, lanes) for copy in group.copies]
+
+        def finish() -> None:
+            for group, copy, lanes in found:
+                self.complete(copy, lanes)
+                self._forget(group)
+
+        return finish
 
     def complete(self, copy: _Copy, lanes: Array) -> None:
         """The effect of one copy for some threads."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.engine import WAITING, Wait, wake
 from fa4.vgpu.errors import BarrierError, DivergenceError, UnsupportedInstructionError
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.program import Register
-from fa4.vgpu.state import RUNNING, WAITING, Cta, Gang
-
-if TYPE_CHECKING:
-    from fa4.vgpu.program import Op
+from fa4.vgpu.state import Cta, Gang
 
 Array = npt.NDArray[Any]
 BARRIERS = 16
@@ -33,16 +32,15 @@ class Barrier:
     values: list[Array] = field(default_factory=list)
 
 
-def execute(gang: Gang, op: Op, result: tuple[Any, ...]) -> None:
-    """The warps of a gang reach a barrier instruction; what they evaluated is ``result``."""
-    kind, aligned, number, threads, mask, reduction = result
+def execute(gang: Gang, kind: str, aligned: bool, number: Array, threads: Array | None, mask: Array | None, reduction: Any) -> None:
+    """The warps of a gang reach bar.sync, arrive or red; ``reduction`` is (function, result register, predicate)."""
     cta = gang.cta
     for i in range(gang.warps):
         warp = cta.warps[gang.first + i]
         here = slice(32 * i, 32 * i + 32)
         active = ~warp.exited
         lanes = active if mask is None else mask[here]
-        if kind == "none" or not lanes.any():
+        if not lanes.any():
             continue
         if (lanes != active).any():
             _divergence(gang, here, lanes, active, aligned)
@@ -63,8 +61,7 @@ def execute(gang: Gang, op: Op, result: tuple[Any, ...]) -> None:
         barrier.arrivals.append(warp.index)
         if kind != "arrive":
             barrier.waiting.append(warp.index)
-            warp.state = WAITING
-            warp.waits_for = f"barrier {index}"
+            warp.state, warp.wait = WAITING, Wait(bool, partial(describe, cta, index))
         if reduction is not None:
             name, target, value = reduction
             barrier.reduction = name
@@ -93,17 +90,16 @@ def release(cta: Cta, index: int) -> None:
             rows = cta.predicates if target.bits == 1 else cta.rows[target.bits]
             rows[target.index, 32 * warp_index : 32 * warp_index + 32][~cta.warps[warp_index].exited] = value
     for warp_index in barrier.waiting:
-        cta.warps[warp_index].state = RUNNING
-        cta.warps[warp_index].waits_for = ""
+        wake(cta.warps[warp_index], None)
+    cta.launch.progress += 1
     del cta.barriers[index]
 
 
-def describe(cta: Cta, waits_for: str) -> str:
+def describe(cta: Cta, index: int) -> str:
     """What a barrier has and what it lacks, for the table of a deadlock."""
-    index = int(waits_for.split()[1])
     barrier = cta.barriers[index]
     expected = 32 * cta.live if barrier.expected is None else barrier.expected
-    return f"{waits_for}: {barrier.arrived} of {expected} threads arrived, warps {barrier.arrivals}"
+    return f"barrier {index}: {barrier.arrived} of {expected} threads arrived, warps {barrier.arrivals}"
 
 
 def _uniform(values: Array, here: slice, lanes: Array, n: int, what: str) -> int:

@@ -9,10 +9,15 @@ from fa4.vgpu.program import Block, Kernel, Op, Register
 
 @dataclass(frozen=True)
 class Watch:
-    """``rows`` numbers the registers to watch; ``reads`` says which of them an op (block, position) may read too early."""
+    """``rows`` numbers the registers to watch; ``reads`` says which of them an op (block, position) may read too early.
+
+    ``results`` and ``factors`` are the result and A registers of wgmma instructions, which may not be touched while those are on their way.
+    """
 
     rows: dict[Register, int]
     reads: dict[tuple[int, int], tuple[Register, ...]]
+    results: frozenset[Register] = frozenset()
+    factors: frozenset[Register] = frozenset()
 
 
 def watch(kernel: Kernel) -> Watch:
@@ -52,7 +57,10 @@ def watch(kernel: Kernel) -> Watch:
             if early:
                 reads[index, position] = tuple(early)
             state = _after(op, state, number)
-    return Watch(rows, reads)
+    multiplies = [op for block in kernel.blocks for op in block.ops if op.name == "wgmma" and "mma_async" in op.mods]
+    results = frozenset(r for op in multiplies for r in op.written())
+    factors = frozenset(r for op in multiplies for r in op.read() if r.bits == 32)
+    return Watch(rows, reads, results, factors)
 
 
 def is_copy(op: Op) -> bool:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.tensor_map import DRIVER_TYPES, MAP_BYTES, SWIZZLE_BYTES, TensorMap
 
 Dim3 = tuple[int, int, int]
 
@@ -100,6 +101,7 @@ class Driver:
             "_cudaFuncSetAttribute": (3, nothing),
             "_cudaKernelSetAttributeForDevice": (4, nothing),
             "_cudaLaunchKernelEx": (3, self._launch_kernel),
+            "_cuTensorMapEncodeTiled": (12, encode_tiled),
             "cuda_dialect_init_library_once": (4, self._initialise),
             "cuda_dialect_unload_library_once": (1, nothing),
         }
@@ -139,6 +141,38 @@ class Driver:
                 cluster = _dim3(attribute[2:5])
         name = self._kernels[kernel]
         self._launch(LaunchRequest(name, _dim3(words[0:3]), _dim3(words[3:6]), cluster, shared, arguments))
+
+
+def encode_tiled(out: int, *arguments: int | None) -> int:
+    """``cuTensorMapEncodeTiled``: all its arguments are integers and addresses, None being 0.
+
+    Raises:
+        LaunchError: the map breaks a rule; the driver answers with an error code alone.
+    """
+    type_, rank, address, sizes, strides, box, element_strides, interleave, swizzle, _promotion, fill = (a or 0 for a in arguments)
+    type_, rank, interleave, swizzle, fill = (value & 0xFFFFFFFF for value in (type_, rank, interleave, swizzle, fill))
+    if type_ >= len(DRIVER_TYPES) or not 1 <= rank <= 5 or swizzle >= len(SWIZZLE_BYTES) or fill:
+        raise LaunchError(f"tensor map of type {type_}, rank {rank}, swizzle {swizzle}, out-of-bounds fill {fill}: not modelled")
+
+    def values(pointer: int, kind: type[Any], count: int) -> tuple[int, ...]:
+        return tuple(ctypes.cast(pointer, ctypes.POINTER(kind))[0:count])
+
+    steps = values(element_strides, ctypes.c_uint32, rank)
+    map_ = TensorMap(
+        address=address,
+        type=DRIVER_TYPES[type_],
+        sizes=values(sizes, ctypes.c_uint64, rank),
+        strides=values(strides, ctypes.c_uint64, rank - 1) if rank > 1 else (),
+        box=values(box, ctypes.c_uint32, rank),
+        swizzle=SWIZZLE_BYTES[swizzle],
+        element_strides=() if set(steps) == {1} else steps,
+        interleave=interleave,
+    )
+    problem = map_.problem()
+    if problem:
+        raise LaunchError(f"tensor map: {problem}")
+    ctypes.memmove(out, map_.encode(), MAP_BYTES)
+    return 0
 
 
 def _dim3(values: list[int]) -> Dim3:

@@ -20,6 +20,7 @@ from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+from fa4.vgpu.warpgroup import Multiplications
 
 Array = npt.NDArray[Any]
 BlockFunction = Callable[[Any, Any], Any]
@@ -65,7 +66,7 @@ _UFUNCS = [
     "copysign",
 ]
 _NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
-_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "p", "D", "S")
+_VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "x2", "lo", "hi", "p", "D", "S")
 
 
 def view_name(type_: str) -> str:
@@ -135,6 +136,7 @@ class Emitter:
     watch: Watch
     base_mask: str | None
     shared_base: int
+    clustered: bool = False
     lines: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
@@ -200,7 +202,8 @@ class Emitter:
         elif isinstance(o, Special):
             return isa.special_register(self, o, type_)
         elif isinstance(o, Symbol):
-            return self.constant(self.symbol(o), NUMPY_TYPES[name])
+            value = self.constant(self.symbol(o), NUMPY_TYPES[name])
+            return f"({value} + g.base)" if self._ranked(o) else value
         raise UnsupportedInstructionError(f"operand {o} as {type_}")
 
     def symbol(self, o: Symbol) -> int:
@@ -214,12 +217,17 @@ class Emitter:
             raise UnsupportedInstructionError(f"the address of {o.name.split('#')[0]!r}")
         return o.offset
 
+    def _ranked(self, o: Operand) -> bool:
+        """Whether it is an address that has the rank of the CTA in its upper byte."""
+        return self.clustered and isinstance(o, Symbol) and o.space in ("shared", "dynamic")
+
     def address(self, o: Operand, bits: int = 64) -> str:
         """The address inside brackets, as unsigned integers."""
         assert isinstance(o, Address), o
         if not isinstance(o.base, Register):
             base = self.symbol(o.base) if isinstance(o.base, Symbol) else integer(o.base.text)
-            return self.constant(base + o.offset, f"uint{bits}")
+            value = self.constant(base + o.offset, f"uint{bits}")
+            return f"({value} + g.base)" if self._ranked(o.base) else value
         value = f"u{o.base.bits}[{o.base.index}]"
         if o.offset:
             value = f"({value} + {self.constant(o.offset % 2**o.base.bits, f'uint{o.base.bits}')})"
@@ -285,9 +293,8 @@ class Emitter:
         """One instruction: guard, watched registers, and what its family emits."""
         self.position = position
         self.begin(op)
-        for register in self.watch.reads.get((block, position), ()):
-            if not is_copy(op):
-                self.line(f"g.check_defined({self.watch.rows[register]}, {register.name!r}, {self.masked})")
+        self.check(op, (block, position))
+        self.check_multiplications(op)
         isa.emit(self, op)
         for register in op.written():
             row = self.watch.rows.get(register)
@@ -297,6 +304,27 @@ class Emitter:
                 if is_copy(op) and op.read()[-1] in self.watch.rows:
                     state = f"D[{self.watch.rows[op.read()[-1]]}]"
                 self.line(f"copyto(D[{row}], {state}{where})")
+
+    def check_multiplications(self, op: Op) -> None:
+        """What wgmma instructions on their way use may not be touched, except by other wgmma instructions, which run in order."""
+        if op.name == "wgmma" or not self.watch.results:
+            return
+        read = self.watch.results.intersection(op.read())
+        written = (self.watch.results | self.watch.factors).intersection(op.written())
+        if read or written:
+            rows = (self.fixed(np.array([r.index for r in registers], int)) for registers in (read, written))
+            if "pending" not in self.namespace:
+                self.namespace["pending"] = None  # said once a block
+                self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
+            self.line(f"if pending.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
+
+    def check(self, op: Op, where: tuple[int, int]) -> None:
+        """Watched registers that the op reads: the guard in all lanes, others in those where the guard holds."""
+        for register in self.watch.reads.get(where, ()):
+            is_guard = op.guard is not None and register == op.guard[0]
+            if is_guard or not is_copy(op):
+                mask = (self.base_mask or "None") if is_guard else self.masked
+                self.line(f"g.check_defined({self.watch.rows[register]}, {register.name!r}, {mask})")
 
     def begin(self, op: Op) -> None:
         """Set the mask for an instruction."""
@@ -319,13 +347,15 @@ class Emitter:
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
 
 
-def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared_base: int) -> Compiled:
+def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool]) -> Compiled:
     """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
+
+    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA.
 
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    emitter = Emitter(kernel, watch, None if full else "m", shared_base)
+    emitter = Emitter(kernel, watch, None if full else "m", *shared)
     try:
         _emit_block(emitter, kernel.blocks[index])
     except UnsupportedInstructionError as error:
@@ -336,7 +366,9 @@ def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared_b
 def _emit_block(emitter: Emitter, block: Block) -> None:
     watch, index = emitter.watch, block.index
     for positions in isa.group(block.ops):
-        watched = any((index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions)
+        watched = bool(watch.results) or any(
+            (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions
+        )
         if len(positions) == 1 or watched:
             for p in positions:
                 emitter.op(block.ops[p], p, index)
@@ -347,8 +379,7 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
     if block.end is not None:
         emitter.position = len(block.ops)
         emitter.begin(block.end)
-        for register in watch.reads.get((index, len(block.ops)), ()):
-            emitter.line(f"g.check_defined({watch.rows[register]}, {register.name!r}, {emitter.masked})")
+        emitter.check(block.end, (index, len(block.ops)))
         isa.emit_end(emitter, block.end)
 
 

@@ -68,12 +68,28 @@ class MisalignedError(MemoryFaultError):
     """An address that is not a multiple of the size of the access (PTX ISA 6.4.1)."""
 
 
+class TensorMapError(VgpuError):
+    """A tensor map, or a box of one, breaks a rule of the TMA unit."""
+
+
 class UninitializedError(VgpuError):
     """A register or a byte of shared or local memory is read before anything was written to it."""
 
 
 class PendingCopyError(VgpuError):
     """Bytes that an asynchronous copy has yet to write are read or written by others."""
+
+
+class MatrixDescriptorError(VgpuError, ValueError):
+    """A descriptor of a matrix operand or of a tensor-core instruction with fields that contradict the ISA or each other."""
+
+
+class PendingMultiplyError(VgpuError):
+    """Registers of a warpgroup's multiplication are touched before it has been waited for."""
+
+
+class TensorMemoryError(VgpuError):
+    """Tensor memory that is not allocated, that a warp may not touch, or an allocation that breaks the rules."""
 
 
 class DivergenceError(VgpuError):

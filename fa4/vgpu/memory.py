@@ -5,17 +5,23 @@ A generic address says in its top byte which window it lies in; global addresses
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.errors import LaunchError, MisalignedError, OutOfBoundsError, PendingCopyError, UninitializedError, VgpuError
 
+if TYPE_CHECKING:
+    from fa4.vgpu.engine import Issuer
+
 Array = npt.NDArray[Any]
 
 WINDOW_SHIFT = 56
 WINDOWS = {"global": 0, "shared": 1 << 56, "local": 2 << 56, "param": 3 << 56, "const": 4 << 56}
+
+RANK_SHIFT = 24
+"""Where a shared address has the rank of its CTA in the cluster."""
 
 UNWRITTEN, PENDING, WRITTEN = 0x00, 0x55, 0xFF
 """States of a byte: nothing written yet, an asynchronous copy is on its way, valid."""
@@ -27,6 +33,7 @@ class FaultError(Exception):
     def __init__(self, error: type[VgpuError], message: str, lanes: Array | None = None) -> None:
         super().__init__(message)
         self.error, self.message, self.lanes = error, message, lanes
+        self.issuer: Issuer | None = None  # who is to blame, where it is not who executes
 
 
 def _view(data: Array, dtype: str, vector: int) -> Array:
@@ -90,6 +97,8 @@ class Block:
         bad = (address.astype(np.float64) + size) > self.data.size
         first = int(address[bad.argmax()])
         message = f"{size} bytes at {self.name} address {first:#x}, which has {self.data.size:#x} bytes"
+        if self.name == "shared" and first >> RANK_SHIFT:
+            message = f"{size} bytes at a shared address that is not of this CTA: another rank in its upper byte"
         return FaultError(OutOfBoundsError, message, _lanes(bad, mask))
 
     def check_state(self, state: Array, address: Array, mask: Array | None) -> None:
@@ -136,6 +145,62 @@ class Block:
             raise self.outside(address, size, mask) from None
         if state is not None:
             state[index] = ~state.dtype.type(0)
+
+    # Stretches of bytes, for bulk copies
+
+    def stretch(self, start: int, size: int) -> slice:
+        """Bytes from ``start`` on.
+
+        Raises:
+            FaultError: they leave this memory.
+        """
+        if start < 0 or start + size > self.data.size:
+            message = f"{size} bytes at {self.name} address {start:#x}, which has {self.data.size:#x} bytes"
+            raise FaultError(OutOfBoundsError, message)
+        return slice(start, start + size)
+
+    def begin(self, start: int, size: int) -> None:
+        """An asynchronous copy will write here: until then nobody may touch it.
+
+        Raises:
+            FaultError: it leaves this memory, or another copy is to write here.
+        """
+        here = self.stretch(start, size)
+        assert self.state is not None
+        if self.pending and (self.state[here] == PENDING).any():
+            raise FaultError(
+                PendingCopyError, f"{size} bytes at {self.name} address {start:#x}: an asynchronous copy to them is on its way"
+            )
+        self.state[here] = PENDING
+        self.pending += 1
+
+    def finish(self, start: int, data: Array) -> None:
+        """The copy writes."""
+        here = slice(start, start + data.size)
+        assert self.state is not None
+        self.data[here] = data
+        self.state[here] = WRITTEN
+        self.pending -= 1
+
+    def read(self, start: int, size: int) -> Array:
+        """A copy of bytes, all of which must be written.
+
+        Raises:
+            FaultError: they leave this memory, or are not.
+        """
+        here = self.stretch(start, size)
+        self.check_written(start, size)
+        return np.array(self.data[here])
+
+    def check_written(self, start: int, size: int) -> None:
+        """Bytes that a copy is to read must be written.
+
+        Raises:
+            FaultError: they leave this memory, or are not.
+        """
+        here = self.stretch(start, size)
+        if self.state is not None:
+            self.check_state(self.state[here].reshape(1, -1), np.array([start]), None)
 
     def check_not_pending(self, state: Array, address: Array, mask: Array | None) -> None:
         """Nothing may be written where an asynchronous copy still has to write."""

@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 
 TINY32 = np.float32(2.0**-126)
 _LOW_29 = np.uint64((1 << 29) - 1)
+_TINY_NORMAL = np.float64(2.0**-125)
 _TIE_29 = np.uint64(1 << 28)
 
 
@@ -62,7 +63,7 @@ def fma32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     if mode == "rn":
         # Rounding twice differs only next to a tie of the second rounding, or where float32 has fewer bits.
         tie = (s.view(np.uint64) & _LOW_29) == _TIE_29
-        if not (tie | (np.abs(s) < 2.0**-125)).any():
+        if not np.count_nonzero(tie) and not np.count_nonzero(np.abs(s) < _TINY_NORMAL):
             return s.astype(np.float32)
     return _zero_sum(narrow(odd_sum(wide, c.astype(np.float64)), mode), wide, c, mode)
 

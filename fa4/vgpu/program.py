@@ -11,10 +11,40 @@ from fa4.vgpu.errors import LaunchError, PtxSyntaxError
 from fa4.vgpu.lexer import integer, is_float
 from fa4.vgpu.parser import parse
 
-ENDS = ("bra", "brx", "ret", "exit", "bar", "barrier")
-"""Operations that end a basic block: jumps, and whatever may have to wait."""
+JUMPS = ("bra", "brx", "ret", "exit")
 
-_NO_RESULT = {"st", "red", "prefetch", "prefetchu", "membar", "fence", "trap", "nanosleep", "pmevent", "brkpt", "discard", "applypriority"}
+ENDS = {
+    *JUMPS,
+    "bar",
+    "barrier",
+    "mbarrier",
+    "setmaxnreg",
+    "st.async",
+    "red.async",
+    "cp.async.bulk",
+    "cp.async.mbarrier",
+    "cp.reduce.async",
+    "tcgen05.alloc",
+    "tcgen05.commit",
+}
+"""Operations that end a basic block, as an opcode begins: jumps, whatever may have to wait, and what others may wait for, so that the
+scheduler can let others run in between."""
+
+_NO_RESULT = {
+    *JUMPS,
+    "st",
+    "red",
+    "prefetch",
+    "prefetchu",
+    "membar",
+    "fence",
+    "trap",
+    "nanosleep",
+    "pmevent",
+    "brkpt",
+    "discard",
+    "applypriority",
+}
 
 GLOBAL_BASE = 1 << 52
 """Address of the first module-scope global variable; far above any host address, below the generic windows."""
@@ -22,11 +52,12 @@ GLOBAL_BASE = 1 << 52
 
 @dataclass(frozen=True)
 class Register:
-    """Row ``index`` of the registers of ``bits`` bits (1: predicates)."""
+    """Row ``index`` of the registers of ``bits`` bits (1: predicates); ``number`` tells those apart that share a row and a name."""
 
     bits: int
     index: int
     name: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,10 +140,12 @@ class Op:
 
     def results(self) -> tuple[Operand, ...]:
         """The operands it writes."""
-        if self.name in _NO_RESULT or (self.name in ENDS and "red" not in self.mods):
+        if self.name in _NO_RESULT or (self.name in ("bar", "barrier") and "red" not in self.mods):
             return ()
         if self.name == "cp" or not self.operands or isinstance(self.operands[0], Address):
             return ()
+        if self.name == "tcgen05":
+            return self.operands[: {("dealloc",): 0, ("ld", "red"): 2}.get(self.mods[: 1 + ("red" in self.mods)], 1)]
         return self.operands[:1]
 
     def written(self) -> list[Register]:
@@ -128,6 +161,11 @@ class Op:
     def opcode(self) -> str:
         """As written."""
         return ".".join((self.name, *self.mods))
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends a basic block."""
+        return any(".".join((self.name, *self.mods[:n])) in ENDS for n in range(min(len(self.mods), 2) + 1))
 
 
 def _registers(operands: tuple[Operand, ...]) -> list[Register]:
@@ -185,6 +223,9 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     block: tuple[int, int, int] | None
     max_threads: int | None
+    max_registers: int | None
+    min_ctas: int
+    cluster: tuple[int, int, int] | None
     blocks: tuple[Block, ...]
     registers: dict[int, int]
     static_shared: int
@@ -214,9 +255,12 @@ class Program:
         Raises:
             PtxSyntaxError: it is not PTX, uses syntax that is not known here, or names what is not declared.
         """
+        from fa4.vgpu.liveness import share_rows
+
         module = parse(ptx)
         lines = ptx.splitlines()
-        kernels = {f.name: _Lowering(module, f, lines).kernel() for f in module.functions if f.kind == ".entry" and f.body is not None}
+        entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
+        kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
         return cls(module.target[0], kernels)
 
     def kernel(self, name: str) -> Kernel:
@@ -228,6 +272,13 @@ class Program:
         if name not in self.kernels:
             raise LaunchError(f"no kernel {name!r}; there are: {', '.join(self.kernels) or 'none'}")
         return self.kernels[name]
+
+
+def _dim3(numbers: tuple[int, ...] | None) -> tuple[int, int, int] | None:
+    if not numbers:
+        return None
+    x, y, z = (*numbers, 1, 1)[:3]
+    return x, y, z
 
 
 def type_bits(name: str) -> int:
@@ -313,8 +364,6 @@ class _Lowering:
         assert self.function.body is not None
         self.scope(self.function.body)
         limits = dict(self.function.limits)
-        required = limits.get(".reqntid")
-        x, y, z = (*(required or ()), 1, 1, 1)[:3]
         maximum = 1
         for n in limits.get(".maxntid", ()):
             maximum *= n
@@ -322,7 +371,10 @@ class _Lowering:
         return Kernel(
             name=self.function.name,
             parameters=tuple(parameters),
-            block=(x, y, z) if required else None,
+            block=_dim3(limits.get(".reqntid")),
+            max_registers=limits.get(".maxnreg", (None,))[0],
+            min_ctas=limits.get(".minnctapersm", (1,))[0],
+            cluster=_dim3(limits.get(".reqnctapercluster")),
             max_threads=maximum if ".maxntid" in limits else None,
             blocks=blocks,
             registers=self.rows,
@@ -434,7 +486,8 @@ class _Lowering:
                 if bits not in (1, 8, 16, 32, 64):
                     raise PtxSyntaxError(f"PTX line {line}: registers of {bits} bits are not supported")
                 # Rows are numbered at first use, so that the results of a vector load lie side by side.
-                names[name] = found = Register(bits, self.rows.setdefault(bits, 0), name)
+                number = self.rows.setdefault(bits, 0)
+                names[name] = found = Register(bits, number, name, number)
                 self.rows[bits] += 1
             if isinstance(found, str):
                 if found.startswith("targets:"):
@@ -457,7 +510,7 @@ class _Lowering:
                 labels[item] = len(groups) - 1
             else:
                 groups[-1].append(item)
-                if item.name in ENDS:
+                if item.ends:
                     groups.append([])
         # A body always ends in a block without a barrier, so that a warp that waits is always at some block.
         if not groups[-1] and groups[:-1] and groups[-2][-1].name in ("ret", "exit") and len(groups) - 1 not in labels.values():
@@ -465,7 +518,7 @@ class _Lowering:
         return tuple(self.block(index, ops, labels, len(groups)) for index, ops in enumerate(groups))
 
     def block(self, index: int, ops: list[Op], labels: dict[str, int], count: int) -> Block:
-        end = ops[-1] if ops and ops[-1].name in ENDS else None
+        end = ops[-1] if ops and ops[-1].ends else None
         follow = (index + 1,)
         if end is None:
             return Block(index, tuple(ops), None, follow)

@@ -1,13 +1,14 @@
-"""Which warp goes next. All choices come from the seed, so that every run can be repeated."""
+"""Which warp or engine goes next. All choices come from the seed, so that every run can be repeated."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
+from fa4.vgpu.engine import RUNNING, Engine
 from fa4.vgpu.errors import LaunchError
-from fa4.vgpu.state import RUNNING, Cta, Warp
+from fa4.vgpu.state import Cta, Warp
 
 Schedule = Literal["round_robin", "random", "priority"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -15,8 +16,14 @@ SCHEDULES: tuple[str, ...] = get_args(Schedule)
 _FAIR = 16
 """Every so many picks of a CTA take the next warp in turn, however far behind others are: none is starved by one that spins."""
 
+_ENGINE_TURN = 256
+"""Every so many picks an engine takes its turn, however many warps can run: one may spin on what the engine does."""
+
 _PATIENCE = 20_000
-"""Steps in a row after which a strict priority is drawn again: a warp that spins on global memory must not wait for ever."""
+"""Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
+
+_SPINS = 64
+"""Looks in vain at an mbarrier after which a warp gets another priority."""
 
 
 class Pick(NamedTuple):
@@ -29,11 +36,11 @@ class Pick(NamedTuple):
 
 
 class Scheduler:
-    """Picks warps among those that can run.
+    """Picks warps among those that can run, and engines among those that have something to do.
 
-    round_robin: CTA after CTA; in each the warps that are furthest behind, together where they are at the same block: fastest.
-    random: any warp, alone or with some of its neighbours. priority: strictly the warp of highest random priority, alone, until it has
-    to wait: the order that shows missing waits best.
+    round_robin: CTA after CTA; in each the warps that are furthest behind, together where they are at the same block; engines when no
+    warp can run: fastest. random: any warp, alone or with some of its neighbours, or any engine. priority: strictly the warp or engine
+    of highest random priority, alone, until it has to wait: the order that shows missing waits best.
     """
 
     def __init__(self, schedule: str, seed: int) -> None:
@@ -41,25 +48,31 @@ class Scheduler:
             raise LaunchError(f"schedule={schedule!r}: must be one of {', '.join(SCHEDULES)}")
         self.schedule, self.random = schedule, random.Random(seed)
         self.turn = 0
-        self.priorities: dict[tuple[int, int], float] = {}
-        self.current: tuple[int, int] = (-1, -1)
+        self.priorities: dict[Hashable, float] = {}
+        self.current: Hashable = None
         self.streak = 0
 
-    def pick(self, ctas: Sequence[Cta]) -> Pick | None:
-        """The next warps, None where no warp can run."""
+    def pick(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
+        """The next warps or engine; None where nothing can run."""
         if self.schedule == "round_robin":
-            return self._round_robin(ctas)
-        runnable = [(cta, warp) for cta in ctas for warp in cta.warps if warp.state == RUNNING]
+            return self._round_robin(ctas, busy)
+        runnable: list[tuple[Cta, Warp] | Engine] = [(cta, warp) for cta in ctas for warp in cta.warps if warp.state == RUNNING]
+        runnable += busy
         if not runnable:
             return None
-        if self.schedule == "random":
-            cta, warp = self.random.choice(runnable)
-            reach = self.random.randrange(len(cta.warps) + 1)
-            return _together(cta, warp, reach if self.random.random() < 0.5 else 0)
-        return self._priority(runnable)
+        if self.schedule == "priority":
+            return self._priority(runnable)
+        chosen = self.random.choice(runnable)
+        if isinstance(chosen, Engine):
+            return chosen
+        cta, warp = chosen
+        reach = self.random.randrange(len(cta.warps) + 1)
+        return _together(cta, warp, reach if self.random.random() < 0.5 else 0)
 
-    def _round_robin(self, ctas: Sequence[Cta]) -> Pick | None:
+    def _round_robin(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
         self.turn += 1
+        if self.turn % _ENGINE_TURN == 0 and busy:
+            return next(iter(busy))
         for i in range(len(ctas)):
             cta = ctas[(self.turn + i) % len(ctas)]
             running = [warp for warp in cta.warps if warp.state == RUNNING]
@@ -68,23 +81,30 @@ class Scheduler:
                 turn, rest = divmod(cta.picks, _FAIR)
                 warp = min(running, key=_block) if rest else running[turn % len(running)]
                 return _together(cta, warp, len(cta.warps))
-        return None
+        return next(iter(busy), None)
 
-    def _priority(self, runnable: list[tuple[Cta, Warp]]) -> Pick:
-        def priority(item: tuple[Cta, Warp]) -> float:
-            key = item[0].index, item[1].index
+    def _priority(self, runnable: list[tuple[Cta, Warp] | Engine]) -> Pick | Engine:
+        def priority(item: tuple[Cta, Warp] | Engine) -> float:
+            key = _key(item)
             if key not in self.priorities:
                 self.priorities[key] = self.random.random()
             return self.priorities[key]
 
-        cta, warp = max(runnable, key=priority)
-        key = cta.index, warp.index
+        chosen = max(runnable, key=priority)
+        key = _key(chosen)
         self.streak = self.streak + 1 if key == self.current else 0
         self.current = key
+        if not isinstance(chosen, Engine) and chosen[1].spins > _SPINS:
+            chosen[1].spins = 0
+            del self.priorities[key]
         if self.streak > _PATIENCE:
             self.priorities.clear()
             self.streak = 0
-        return _together(cta, warp, 0)
+        return chosen if isinstance(chosen, Engine) else _together(*chosen, 0)
+
+
+def _key(item: tuple[Cta, Warp] | Engine) -> Hashable:
+    return (item.cta.index, item.name) if isinstance(item, Engine) else (item[0].index, item[1].index)
 
 
 def _block(warp: Warp) -> int:
@@ -96,13 +116,9 @@ def _together(cta: Cta, warp: Warp, reach: int) -> Pick:
     block = warp.block
     first, last = warp.index, warp.index + 1
     if warp.full and reach:
-        warps = cta.warps
-
-        def joins(other: Warp) -> bool:
-            return other.state == RUNNING and other.full and block in other.at
-
-        while first > 0 and warp.index - first < reach and joins(warps[first - 1]):
+        warps, low, high = cta.warps, max(0, first - reach), min(len(cta.warps), last + reach)
+        while first > low and (other := warps[first - 1]).block == block and other.full and other.state == RUNNING:
             first -= 1
-        while last < len(warps) and last - warp.index <= reach and joins(warps[last]):
+        while last < high and (other := warps[last]).block == block and other.full and other.state == RUNNING:
             last += 1
     return Pick(cta, first, last, block)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.async_copy import Copies
-from fa4.vgpu.errors import TrapError, UninitializedError
-from fa4.vgpu.memory import WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory, spread
+from fa4.vgpu.engine import RUNNING, Engine, Issuer, Signal, Wait, park
+from fa4.vgpu.errors import OutOfBoundsError, TrapError, UninitializedError
+from fa4.vgpu.mbarrier import Mbarrier, Mbarriers
+from fa4.vgpu.memory import RANK_SHIFT, WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory, spread
 
 if TYPE_CHECKING:
+    from fa4.vgpu.cluster import Cluster
     from fa4.vgpu.machine import Launch
+    from fa4.vgpu.program import Op
 
 Array = npt.NDArray[Any]
 Dim3 = tuple[int, int, int]
-
-RUNNING, WAITING, EXITED = range(3)
+Unit = TypeVar("Unit")
 
 _KINDS = {8: ("u8", "s8"), 16: ("u16", "s16", "f16"), 32: ("u32", "s32", "f32"), 64: ("u64", "s64", "f64")}
 _NAMES = {"u": "uint", "s": "int", "f": "float"}
@@ -37,20 +41,16 @@ class Warp:
     full: bool = True
     state: int = RUNNING
     exited: Array = field(default_factory=lambda: np.zeros(32, bool))
-    waits_for: str = ""
-    steps: int = 0
-
-    @property
-    def block(self) -> int:
-        """The block to execute next."""
-        return min(self.at)
+    wait: Wait | None = None
+    spins: int = 0  # looks in vain since it was last given another priority
+    block: int = 0  # the block to execute next: the lowest of ``at``
 
 
 class Cta:
-    """One CTA that is resident; when it has ended, ``restart`` makes another one of it, with the same arrays."""
+    """CTA ``rank`` of a cluster; when the cluster has ended, ``restart`` makes another one of it, with the same arrays."""
 
-    def __init__(self, launch: Launch, index: int) -> None:
-        self.launch = launch
+    def __init__(self, launch: Launch, cluster: Cluster, rank: int) -> None:
+        self.launch, self.cluster, self.rank = launch, cluster, rank
         self.warp_count = -(-launch.threads // 32)
         lanes = 32 * self.warp_count
         self.rows = {bits: np.zeros((n, lanes), f"u{bits // 8}") for bits, n in launch.kernel.registers.items() if bits > 1}
@@ -60,26 +60,46 @@ class Cta:
         self.local = LocalMemory(lanes, launch.kernel.local_bytes)
         self.specials = launch.specials()
         self.gangs: dict[tuple[int, int], Gang] = {}
-        self.restart(index)
 
-    def restart(self, index: int) -> None:
-        """Begin as CTA ``index`` of the grid, with everything unwritten."""
-        launch, grid = self.launch, self.launch.grid
-        self.index = index
-        self.id: Dim3 = (index % grid[0], index // grid[0] % grid[1], index // (grid[0] * grid[1]))
-        for axis, value in zip("xyz", self.id, strict=True):
-            self.specials[f"%ctaid.{axis}"][:] = value
-            self.specials[f"%clusterid.{axis}"][:] = value
+    def restart(self) -> None:
+        """Begin as a CTA of the cluster's place in the grid, with everything unwritten."""
+        launch, size = self.launch, self.launch.cluster
+        inside = self.rank % size[0], self.rank // size[0] % size[1], self.rank // (size[0] * size[1])
+        x, y, z = (c * n + i for c, n, i in zip(self.cluster.id, size, inside, strict=True))
+        self.id: Dim3 = (x, y, z)
+        self.index = x + launch.grid[0] * (y + launch.grid[1] * z)
+        for i, axis in enumerate("xyz"):
+            self.specials[f"%ctaid.{axis}"][:] = self.id[i]
+            self.specials[f"%clusterid.{axis}"][:] = self.cluster.id[i]
+            self.specials[f"%cluster_ctaid.{axis}"][:] = inside[i]
+        self.specials["%cluster_ctarank"][:] = self.rank
         for values in (*self.rows.values(), self.predicates):
             values.view(np.uint8)[:] = 0xAA & (1 if values.dtype == bool else 0xFF)
         self.defined[:] = False
         self.shared.reset()
         self.local.block.reset()
-        self.copies = Copies(32 * self.warp_count, self.shared, launch.memory, launch.early_copies)
+        self.copies = Copies(32 * self.warp_count, self.shared, launch.memory, launch.early)
         self.warps = [self._warp(i, launch.threads) for i in range(self.warp_count)]
         self.barriers: dict[int, Any] = {}
+        self.mbarriers = Mbarriers(self)
+        self.engines: dict[Hashable, Engine] = {}
+        self.units: dict[type, Any] = {}
         self.live = self.warp_count
         self.picks = 0
+
+    def engine(self, name: Hashable, ordered: bool = True) -> Engine:
+        """The engine of this name."""
+        found = self.engines.get(name)
+        if found is None:
+            found = self.engines[name] = Engine(self, name, ordered)
+        return found
+
+    def unit(self, kind: Callable[[Cta], Unit]) -> Unit:
+        """The one ``kind(self)`` of this CTA."""
+        if kind not in self.units:
+            self.units[kind] = kind(self)  # type: ignore[index]
+        found: Unit = self.units[kind]  # type: ignore[index]
+        return found
 
     def _warp(self, index: int, threads: int) -> Warp:
         present = np.arange(32 * index, 32 * index + 32) < threads
@@ -110,6 +130,9 @@ class Gang:
                 setattr(self, kind, views)
         if 32 in cta.rows:
             self.R32 = cta.rows[32][:, here]
+        wide = cta.rows.get(64, np.zeros((0, cta.rows[32].shape[1]), np.uint64))[:, here]
+        self.x2 = list(wide.view(np.float32))
+        self.lo, self.hi = list(wide.view(np.uint32)[:, 0::2]), list(wide.view(np.uint32)[:, 1::2])
         self.p = list(cta.predicates[:, here])
         self.D = list(cta.defined[:, here])
         self.S = {name: values[here] if len(values) > 1 else values for name, values in cta.specials.items()}
@@ -117,6 +140,8 @@ class Gang:
         self.all = np.ones(self.n, bool)
         self.approx_seed = cta.launch.approx_seed
         self.memory: GlobalMemory = cta.launch.memory
+        self.clustered = cta.launch.clustered
+        self.base = np.array([cta.rank << RANK_SHIFT], np.uint32)
 
     def exited(self) -> Array:
         """Lanes that have exited."""
@@ -143,12 +168,79 @@ class Gang:
         if bad.any():
             raise FaultError(UninitializedError, f"register {name} is read, but was never written", bad)
 
+    # Waiting and asynchronous operations: see ``fa4.vgpu.engine``
+
+    def block_until(self, i: int, wait: Wait, *signals: Signal) -> None:
+        """Park warp ``i`` of the gang until ``wait.ready()``."""
+        park(self.cta.warps[self.first + i], wait, *signals)
+
+    def issuer(self, op: Op | None, lane: int) -> Issuer:
+        """Lane ``lane`` of the gang, as the one that issues an operation."""
+        return Issuer(self.cta, self.first + lane // 32, lane % 32, op)
+
+    def mbarrier(self, address: int) -> Mbarrier:
+        """The mbarrier at a shared address, in whatever CTA of the cluster.
+
+        Raises:
+            FaultError: no such CTA, or no mbarrier there.
+        """
+        cta, offset = self.shared_of(address)
+        return cta.mbarriers.at(offset)
+
     # Memory
+
+    def own(self, address: Array) -> Array:
+        """Own shared addresses without the rank of the CTA; those of other CTAs become too large."""
+        return address - self.base if self.clustered else address
+
+    def shared_of(self, address: int) -> tuple[Cta, int]:
+        """The CTA of the cluster that a shared address lies in, and the offset in its shared memory.
+
+        Raises:
+            FaultError: the cluster has no such CTA.
+        """
+        rank, ctas = address >> RANK_SHIFT, self.cta.cluster.ctas
+        if rank >= len(ctas):
+            raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of a cluster of {len(ctas)}")
+        if not ctas[rank].live:
+            raise FaultError(OutOfBoundsError, f"shared address {address:#x} is of CTA {rank} of the cluster, which has ended")
+        return ctas[rank], address & (1 << RANK_SHIFT) - 1
+
+    def bytes_at(self, address: int, size: int) -> bytes:
+        """Bytes at a generic address in global, constant or parameter memory.
+
+        Raises:
+            FaultError: it lies elsewhere, or they leave their buffer.
+        """
+        for space in ("param", "const"):
+            if address >> WINDOW_SHIFT == WINDOWS[space] >> WINDOW_SHIFT:
+                block = self.cta.launch.constants[space]
+                return block.data[block.stretch(address - WINDOWS[space], size)].tobytes()
+        buffer = self.memory.find(address, size)
+        if buffer is None:
+            raise self.memory.outside(np.array([address], np.uint64), size, None)
+        return buffer.data[address - buffer.address : address - buffer.address + size].tobytes()
+
+    def _by_cta(self, address: Array, mask: Array | None) -> list[tuple[Cta, Array, Array]]:
+        """Shared addresses of any CTA of the cluster: (CTA, offsets, lanes)."""
+        chosen = self.all if mask is None else mask
+        ranks, offsets = address >> np.uint32(RANK_SHIFT), address & np.uint32((1 << RANK_SHIFT) - 1)
+        found = []
+        for rank in np.unique(ranks[chosen]):
+            lanes = chosen & (ranks == rank)
+            if rank >= len(self.cta.cluster.ctas):
+                raise FaultError(
+                    OutOfBoundsError, f"shared::cluster address of CTA {rank} of a cluster of {len(self.cta.cluster.ctas)}", lanes
+                )
+            if not self.cta.cluster.ctas[rank].live:
+                raise FaultError(OutOfBoundsError, f"shared::cluster address of CTA {rank} of the cluster, which has ended", lanes)
+            found.append((self.cta.cluster.ctas[rank], offsets, lanes))
+        return found
 
     def load(self, space: str, address: Array, dtype: str, vector: int, mask: Array | None) -> Array:
         """Loaded elements of the lanes of ``mask``."""
         if space == "shared":
-            return self.cta.shared.load(address, dtype, vector, mask)
+            return self.cta.shared.load(self.own(address), dtype, vector, mask)
         if space == "global":
             return self.memory.load(spread(address, self.n), dtype, vector, mask)
         if space in ("param", "const"):
@@ -157,10 +249,13 @@ class Gang:
             size = np.dtype(dtype).itemsize * vector
             return self.cta.local.block.load(self.cta.local.flat(address, size, self.threads, mask), dtype, vector, mask)
         address = spread(address, self.n)
-        top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
-        chosen = self.all if mask is None else mask
         value = np.zeros((self.n, vector) if vector > 1 else self.n, dtype)
-        for name, lanes in self._windows(top, chosen):
+        if space == "shared::cluster":
+            for cta, offset, lanes in self._by_cta(address, mask):
+                value[lanes] = cta.shared.load(offset, dtype, vector, lanes)
+            return value if mask is None else value[mask]
+        top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
+        for name, lanes in self._windows(top, self.all if mask is None else mask):
             value[lanes] = self.load(name, _inside(address, name), dtype, vector, lanes)
         return value if mask is None else value[mask]
 
@@ -168,7 +263,10 @@ class Gang:
         """Store one element a lane."""
         dtype_value = value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
         if space == "shared":
-            self.cta.shared.store(spread(address, self.n), dtype_value, dtype, vector, mask)
+            self.cta.shared.store(spread(self.own(address), self.n), dtype_value, dtype, vector, mask)
+        elif space == "shared::cluster":
+            for cta, offset, lanes in self._by_cta(spread(address, self.n), mask):
+                cta.shared.store(offset, dtype_value, dtype, vector, lanes)
         elif space == "global":
             self.memory.store(spread(address, self.n), dtype_value, dtype, vector, mask)
         elif space == "local":
@@ -184,14 +282,14 @@ class Gang:
 
     def _windows(self, top: Array, lanes: Array) -> list[tuple[str, Array]]:
         """Generic addresses by window; what lies in none counts as global, which finds no buffer there."""
-        known = {base >> WINDOW_SHIFT: name for name, base in WINDOWS.items()}
+        known = {base >> WINDOW_SHIFT: "shared::cluster" if name == "shared" else name for name, base in WINDOWS.items()}
         return [(known.get(int(t), "global"), lanes & (top == t)) for t in np.unique(top[lanes])]
 
     # Asynchronous copies
 
     def start_copy(self, addresses: tuple[Array, Array], size: int, valid: Array | None, ignore: Array | None, mask: Array | None) -> None:
         """cp.async."""
-        to, source = (spread(a, self.n) for a in addresses)
+        to, source = spread(self.own(addresses[0]), self.n), spread(addresses[1], self.n)
         count = np.full(self.n, size, np.int64) if valid is None else np.broadcast_to(valid, self.n).astype(np.int64).clip(0, size)
         if ignore is not None:
             count = np.where(ignore, 0, count)
@@ -200,14 +298,15 @@ class Gang:
     def commit_copies(self, mask: Array | None) -> None:
         """cp.async.commit_group."""
         self.cta.copies.commit(32 * self.first, self.all if mask is None else mask)
-        self._event("cp.async.commit_group", mask, {})
+        self.event("cp.async.commit_group", mask, {})
 
     def wait_copies(self, keep: int | None, mask: Array | None) -> None:
         """cp.async.wait_group and wait_all."""
         self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask)
-        self._event("cp.async.wait_group", mask, {"keep": keep})
+        self.event("cp.async.wait_group", mask, {"keep": keep})
 
-    def _event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:
+    def event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:
+        """Tell the observer what some lanes do."""
         observer = self.cta.launch.observer
         if observer is None:
             return
@@ -219,5 +318,5 @@ class Gang:
 
 def _inside(address: Array, space: str) -> Array:
     """A generic address as one of its space."""
-    inside = address - np.uint64(WINDOWS[space])
+    inside = address - np.uint64(WINDOWS[space.removesuffix("::cluster")])
     return np.asarray(inside if space == "global" else inside.astype(np.uint32))

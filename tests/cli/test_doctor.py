@@ -101,7 +101,7 @@ def test_gpus_are_listed(monkeypatch):
     )
     check = doctor.examine()["GPU"]
     assert check["driver"] == "CUDA 13.4"
-    assert check["GPU 0"] == "GPU number 0, sm_90a"
+    assert check["GPU 0"] == "GPU number 0, sm_90a, kernels: forward ampere, backward -"
     assert "compute capability 8.0 or higher" in check["GPU 1"]
 
 
@@ -113,7 +113,34 @@ def test_a_driver_that_fails_is_broken(monkeypatch):
 def test_a_driver_without_gpus(monkeypatch):
     install_driver(monkeypatch, cuInit=lambda _flags: (0,), cuDriverGetVersion=lambda: (0, 13000), cuDeviceGetCount=lambda: (0, 0))
     monkeypatch.setattr(sys.modules["cuda.bindings.driver"], "CUdevice_attribute", None, raising=False)
-    assert doctor.examine()["GPU"] == {"driver": "CUDA 13.0", "GPUs": "none"}
+    check = doctor.examine()["GPU"]
+    assert (check["driver"], check["GPUs"]) == ("CUDA 13.0", "none")
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("cuda: Optional[str] = '12.6'", "torch is built for CUDA 12.6"),
+        ("cuda: Optional[str] = None", "no: torch is a CPU build; CUDA tensors need a CUDA build"),
+        (None, "no: torch is not installed"),
+    ],
+)
+def test_whether_torch_can_make_cuda_tensors(no_driver, monkeypatch, tmp_path, line, answer):
+    spec = None
+    if line is not None:
+        (tmp_path / "version.py").write_text(f"__version__ = '2.9.0'\n{line}\nhip: Optional[str] = '6.0'\n")
+        spec = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(doctor, "PathFinder", types.SimpleNamespace(find_spec=lambda _name: spec))
+    assert doctor.examine()["GPU"]["CUDA tensors"] == answer
+
+
+def test_what_it_says_of_torch_is_so(no_driver):
+    import torch
+
+    built = torch.version.cuda
+    assert doctor.examine()["GPU"]["CUDA tensors"] == (
+        f"torch is built for CUDA {built}" if built else "no: torch is a CPU build; CUDA tensors need a CUDA build"
+    )
 
 
 @pytest.mark.parametrize("name", doctor._REQUIRED)

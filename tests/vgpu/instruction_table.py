@@ -49,6 +49,24 @@ class Case:
         )
 
 
+# First compute capability of what sm_80 does not have, by a part of the instruction; ptxas says so (test_instructions_on_gpu.py asks it).
+LEAST_ARCH = {
+    "xorsign.abs": 86,
+    "e4m3x2": 89,
+    "e5m2x2": 89,
+    "add.u16x2": 90,
+    "tanh.approx.bf16": 90,
+    "f32x2": 100,
+    "fma.rn.f32.bf16": 100,
+    "max.f32 {d}, {a}, {b}, {c}": 100,
+}
+
+
+def least_arch(case: Case) -> int:
+    """Compute capability that a case needs, as in sm_80."""
+    return max((number for part, number in LEAST_ARCH.items() if part in case.code), default=80)
+
+
 def edge_values(type_: str) -> list[Any]:
     if type_[0] in "usb" and type_ != "bf16" and not type_.startswith("bf"):
         bits = int(type_[1:])

@@ -16,7 +16,7 @@ HEAD = """.version 8.8
 {{
 .reg .pred %p<20>;
 .reg .b16 %h<40>;
-.reg .b32 %r<200>;
+.reg .b32 %r<400>;
 .reg .b64 %d<40>;
 ld.param.u64 %d0, [p0];
 ld.param.u64 %d1, [p1];
@@ -27,7 +27,7 @@ add.u64 %d11, %d0, %d10;
 add.u64 %d12, %d1, %d10;
 """
 
-A, B, C = 0x10000, 0x20000, 0x30000
+A, B, C = 0x10000, 0x40000, 0x80000
 
 
 def kernel(body: str, target: str = "sm_80") -> str:
@@ -35,12 +35,13 @@ def kernel(body: str, target: str = "sm_80") -> str:
     return HEAD.format(target=target) + body + "\nret;\n}\n"
 
 
-def run(body: str, *, gpu: Gpu | None = None, threads: int = 32, grid: int = 1, shared: int = 0, arrays=(None, None, None)):
-    """Run a body on three buffers of 4096 words (zeros unless given); the buffers."""
+def run(body: str, *, gpu: Gpu | None = None, threads: int = 32, grid: int = 1, shared: int = 0, arrays=(None, None, None), cluster=None):
+    """Run a body on three buffers of 4096 words (zeros unless given); the buffers. ``cluster`` CTAs along x."""
     gpu = gpu or Gpu()
     arrays = [np.zeros(4096, np.uint32) if a is None else a for a in arrays]
     for address, array, name in zip((A, B, C), arrays, "abc", strict=True):
         gpu.remove_buffer(address)
         gpu.register_buffer(address, array, name)
-    gpu.launch(Program.parse(kernel(body)), "k", (grid,), (threads,), shared, [struct.pack("<Q", p) for p in (A, B, C)])
+    params = [struct.pack("<Q", p) for p in (A, B, C)]
+    gpu.launch(Program.parse(kernel(body)), "k", (grid,), (threads,), shared, params, cluster)
     return arrays

@@ -67,6 +67,8 @@ FAULTS = [
     Fault("copy from outside", "shl.b32 %r1, %r0, 4;\nmov.u32 %r2, @;\ncp.async.cg.shared.global [%r1], [%d0+16384], 16, %r2;\ncp.async.wait_all;", "16", "0", OutOfBoundsError, "0x14000", "cp.async.cg"),
     Fault("register written on one path only", "setp.lt.u32 %p1, %r0, @;\n@%p1 bra L;\nmov.u32 %r1, 1;\nL:\nadd.u32 %r2, %r1, 1;", "40", "0", UninitializedError, "register %r1 is read, but was never written", "add.u32 %r2", (0, 0)),
     Fault("register written under a guard", "setp.lt.u32 %p1, %r0, @;\n@%p1 mov.u32 %r1, 1;\nst.global.u32 [%d12], %r1;", "40", "64", UninitializedError, "%r1", "st.global", (1, 8)),
+    Fault("a guard never written", "@\n@%p5 add.u32 %r1, %r0, 1;", "", "setp.eq.u32 %p5, %r0, 0;", UninitializedError, "register %p5 is read", "add.u32 %r1"),
+    Fault("a branch on a predicate never written", "@\n@%p5 bra L;\nL:\nmov.u32 %r1, 0;", "", "setp.eq.u32 %p5, %r0, 0;", UninitializedError, "register %p5 is read", "bra L"),
     Fault("a copy of an unwritten register is used", "@\nmov.u32 %r2, %r1;\nadd.u32 %r3, %r2, 1;", "", "mov.u32 %r1, 0;", UninitializedError, "%r2", "add.u32 %r3"),
     Fault("shared memory never written", "mul.lo.u32 %r1, %r0, 4;\nst.shared.u32 [%r1], %r0;\nld.shared.u32 %r2, [%r1+@];", "128", "0", UninitializedError, "byte 0x100 of shared memory is read, but was never written", "ld.shared", (1, 0)),
     Fault("half of a word never written", "mul.lo.u32 %r1, %r0, 4;\nmov.u16 %h1, 1;\n@\nst.shared.u16 [%r1], %h1;\nld.shared.u32 %r2, [%r1];", "", "st.shared.u16 [%r1+2], %h1;", UninitializedError, "byte 0x2 of shared", "ld.shared"),

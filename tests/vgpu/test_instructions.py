@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from instruction_cases import CASES
 from instruction_table import DTYPES, expected_array, kernel_text, operand_arrays
+from small_float_cases import small_cases
 
 from fa4.vgpu import Gpu, Program
 
@@ -41,7 +42,7 @@ def check(case, arrays, actual):
         pytest.fail(f"{case}: of {operands!r} came {actual[bad]!r}, expected {expected[bad]!r}; {int((~same).sum())} of {len(same)} differ")
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + small_cases(), ids=str)
 def test_instruction(case):
     arrays = operand_arrays(case)
     if any(case.tolerance):  # random bits are outside the range for which the ISA states an error

@@ -347,7 +347,7 @@ def test_launches_that_do_not_fit():
         ({"params": params[:2]}, "2 parameters, k has 3"),
         ({"params": [bytes(8), bytes(4), bytes(8)]}, "4 bytes for parameter p1, which has 8"),
         ({"dynamic_shared_bytes": 10**6}, "sm_86 has 101376"),
-        ({"cluster": (2, 1, 1)}, "clusters are not modelled"),
+        ({"cluster": (2, 1, 1)}, "sm_86 has no clusters"),
     ):
         arguments = {"program": program, "kernel": "k", "grid": (1,), "block": (32,), "params": params, **change}
         with pytest.raises(LaunchError, match=message):

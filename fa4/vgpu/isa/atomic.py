@@ -68,7 +68,7 @@ def atomic_update(g: Any, where: tuple[str, str, str, int], address: Array, valu
             after = half_operation(name, type_, (), before.size, before.reshape(-1), operands[0].reshape(-1)).reshape(before.shape)
         elif vector > 1 or (dtype[0] == "f" and name == "add"):
             after = before + operands[0]
-            if type_ == "f32" and space != "shared":  # global float32 additions flush subnormals (9.7.13.6)
+            if type_ == "f32" and not space.startswith("shared"):  # global float32 additions flush subnormals (9.7.13.6)
                 after = numerics.flush(after)
         else:
             with np.errstate(all="ignore"):
@@ -79,18 +79,18 @@ def atomic_update(g: Any, where: tuple[str, str, str, int], address: Array, valu
     return old
 
 
-_FORMS = "add and or xor min max inc dec exch cas; b u s of 32 64, f32 f64, f16x2 bf16x2 f16 bf16 with noftz; global shared generic"
+_FORMS = (
+    "add and or xor min max inc dec exch cas; b u s of 32 64, f32 f64, f16x2 bf16x2 f16 bf16 with noftz; global shared(::cluster) generic"
+)
 
 
 @instruction("atom", "red", section="9.7.13.5 to 9.7.13.7", forms=_FORMS)
 def _atomic(e: Emitter, op: Op, mods: Mods) -> None:
-    if "async" in mods.left:
-        raise mods.unsupported()
     space, type_, vector = access(mods)
     mods.take("noftz")
     name = mods.take(*_OPERATIONS)
     operands = op.operands if op.name == "red" else op.operands[1:]
-    if not name or space not in ("global", "shared", "generic"):
+    if not name or space not in ("global", "shared", "shared::cluster", "generic"):
         raise mods.unsupported()
     if ((type_ in _HALF or type_ in ("f32", "f64")) and name not in ("add", "min", "max")) or (type_ in ("f32", "f64") and name != "add"):
         raise mods.unsupported()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fa4.vgpu import barrier
 from fa4.vgpu.isa.registry import Mods, ending, instruction
 from fa4.vgpu.isa.warp import check_members
 from fa4.vgpu.program import Op, Tuple
@@ -31,12 +32,10 @@ def _branch_index(e: Emitter, op: Op, mods: Mods) -> None:
 
 @ending("bar", "barrier", section="9.7.13.1, 9.7.13.2", forms="sync arrive, red popc and or, with and without counts; bar.warp.sync")
 def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
-    """Returns (kind, aligned, barrier, threads or None, lanes, result register) to the machine."""
     if mods.take("warp"):
         if not mods.take("sync"):
             raise mods.unsupported()
         e.line(f"{e.helper(check_members)}(g, {e.source(op.operands[0], 'u32')}, {e.masked})")
-        e.line("return ('none', True, None, None, None, None)")
         return
     mods.take("cta")
     kind = mods.take("sync", "arrive", "red")
@@ -54,15 +53,33 @@ def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
     if isinstance(operands[0], Tuple) or len(operands) > 2 or (kind == "arrive" and len(operands) != 2):
         raise mods.unsupported()
     threads = e.source(operands[1], "u32") if len(operands) == 2 else "None"
-    e.line(f"return ({kind!r}, {aligned}, {e.source(operands[0], 'u32')}, {threads}, {e.masked}, {result})")
+    e.helper(barrier.execute)
+    e.line(f"execute(g, {kind!r}, {aligned}, {e.source(operands[0], 'u32')}, {threads}, {e.masked}, {result})")
 
 
 @instruction(
-    "membar", "fence", section="9.7.13.3", forms="membar of every level, fence.sc fence.acq_rel; memory is sequentially consistent here"
+    "membar",
+    "fence",
+    section="9.7.13.3",
+    forms="membar of every level; sc acq_rel acquire release mbarrier_init, proxy: async alias tensormap; all access is in one order",
 )
 def _fence(e: Emitter, op: Op, mods: Mods) -> None:
+    if mods.take("proxy"):
+        kind = mods.take("async", "alias", "tensormap::generic", "async::generic")
+        if not kind:
+            raise mods.unsupported()
+        mods.take("global", "shared::cta", "shared::cluster")
+        e.line(f"g.event('fence.proxy.{kind}', {e.masked}, {{}})")
+    mods.take("mbarrier_init")
     mods.take("sc", "acq_rel", "acquire", "release")
+    mods.ignore("sync_restrict::")
     mods.take("cta", "cluster", "gpu", "gl", "sys")
+
+
+@instruction("griddepcontrol", section="9.7.13.13", forms="launch_dependents wait, no effect: launches run one after the other")
+def _dependents(e: Emitter, op: Op, mods: Mods) -> None:
+    if not mods.take("launch_dependents", "wait"):
+        raise mods.unsupported()
 
 
 @instruction("trap", section="9.7.19.4", forms="an error")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fa4.vgpu import numerics
 from fa4.vgpu.isa.registry import Mods, instruction
+from fa4.vgpu.memory import spread
 from fa4.vgpu.program import Op
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 _INTEGER_ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _FP8 = {"e4m3x2": ml_dtypes.float8_e4m3fn, "e5m2x2": ml_dtypes.float8_e5m2}
-_FP8_MAX = {"e4m3x2": 448.0, "e5m2x2": 57344.0}
+_FP6 = {"e2m3x2": ml_dtypes.float6_e2m3fn, "e3m2x2": ml_dtypes.float6_e3m2fn}
+_SMALL = {**_FP8, **_FP6, "e2m1x2": ml_dtypes.float4_e2m1fn}
+_LARGEST = {"e4m3x2": 448.0, "e5m2x2": 57344.0, "e2m3x2": 7.5, "e3m2x2": 28.0, "e2m1x2": 6.0}
 
 
 def float_to_int(x: Array, dtype: str, rounding: str) -> Array:
@@ -74,11 +77,8 @@ def pack_halves(high: Array, low: Array, type_: str, mode: str, relu: bool, satf
     x = np.stack([low, high], axis=1)
     if relu:
         x = np.where(np.isnan(x), x, np.maximum(x, np.float32(0)))
-    if type_ in _FP8:
-        limit = np.float32(_FP8_MAX[type_])
-        clipped = np.where(np.isnan(x), x, np.clip(x, -limit, limit)).astype(np.float32)
-        bits = clipped.astype(_FP8[type_]).view(np.uint8)
-        return np.ascontiguousarray(np.where(np.isnan(x), np.uint8(0x7F), bits)).view(np.uint16).reshape(-1)
+    if type_ in _SMALL:
+        return pack_small(x, type_)
     if type_ == "bf16x2":
         bits = numerics.to_bf16(x, mode)
         top = 0x7F7F
@@ -88,6 +88,36 @@ def pack_halves(high: Array, low: Array, type_: str, mode: str, relu: bool, satf
     if satfinite:
         bits = np.where((bits & 0x7FFF) > top, np.where(np.isnan(x), bits, (bits & 0x8000) | top), bits).astype(np.uint16)
     return np.ascontiguousarray(bits).view(np.uint32).reshape(-1)
+
+
+def pack_small(x: Array, type_: str) -> Array:
+    """Pairs of float32 (lanes, 2) to 8, 6 or 4 bits each, to nearest, clamped; NaN becomes NaN, or the largest where there is none."""
+    limit = np.float32(_LARGEST[type_])
+    nan = np.isnan(x)
+    bits = np.clip(np.where(nan, limit, x), -limit, limit).astype(np.float32).astype(_SMALL[type_]).view(np.uint8)
+    if type_ == "e2m1x2":
+        return np.asarray(bits[:, 0] | bits[:, 1] << np.uint8(4))
+    if type_ in _FP8:
+        bits = np.where(nan, np.uint8(0x7F), bits)
+    return np.ascontiguousarray(bits).view(np.uint16).reshape(-1)
+
+
+def pack_scales(high: Array, low: Array, mode: str, satfinite: bool) -> Array:
+    """Two float32 to ue8m0, powers of two rounded up (rp) or towards zero; NaN and negative numbers become NaN."""
+    x = np.stack(np.broadcast_arrays(low, high), axis=1)
+    mantissa, exponent = np.frexp(x)  # x = mantissa 2**exponent, mantissa from 0.5 on
+    code = exponent + 126 + (mantissa > 0.5 if mode == "rp" else 0)
+    code = np.where(x == 0, 0, code.clip(0, 254))
+    code = np.where(np.isposinf(x), 254 if satfinite else 255, code)
+    code = np.where(np.isnan(x) | (x < 0), 255, code)
+    return np.ascontiguousarray(code.astype(np.uint8)).view(np.uint16).reshape(-1)
+
+
+def unpack_scales(bits: Array) -> Array:
+    """A pair of ue8m0 to a pair of bfloat16: exact; 255 is NaN."""
+    code = np.ascontiguousarray(bits).view(np.uint8).astype(np.uint16)
+    value = np.where(code == 0, np.uint16(0x40), np.where(code == 255, np.uint16(0x7FFF), code << np.uint16(7)))
+    return np.ascontiguousarray(value.astype(np.uint16)).view(np.uint32)
 
 
 _HALF, _ONE, _SIXTEEN, _UPPER = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), np.uint32(0xFFFF0000)
@@ -103,12 +133,19 @@ def pack_bf16(high: Array, low: Array) -> Array:
     return np.asarray((x & _UPPER) | (y >> _SIXTEEN))
 
 
-def unpack_fp8(bits: Array, type_: str, relu: bool) -> Array:
-    """A pair of 8-bit floats to a pair of float16: exact."""
-    x = np.ascontiguousarray(bits).view(_FP8[type_]).astype(np.float32)
+def unpack_small(bits: Array, type_: str, relu: bool) -> Array:
+    """A pair of floats of 8, 6 or 4 bits to a pair of float16: exact."""
+    if type_ == "e2m1x2":
+        bits = np.stack([bits & np.uint8(15), bits.astype(np.uint8) >> np.uint8(4)], axis=1).astype(np.uint8).reshape(-1)
+    x = np.ascontiguousarray(bits).view(_SMALL[type_]).astype(np.float32)
     x = np.where(np.isnan(x), x, np.maximum(x, np.float32(0))) if relu else x
     y = np.where(np.isnan(x), np.uint16(0x7FFF), x.astype(np.float16).view(np.uint16))
     return np.ascontiguousarray(y).view(np.uint32)
+
+
+def half_pairs(bits: Array, n: int) -> Array:
+    """float16 pairs as float32 (lanes, 2), low half first."""
+    return np.asarray(np.ascontiguousarray(spread(bits, n)).view(np.float16).astype(np.float32).reshape(n, 2))
 
 
 def to_bf16_bits(x: Array, mode: str) -> Array:
@@ -146,11 +183,23 @@ def _pack_integers(e: Emitter, op: Op, mods: Mods) -> None:
 
 def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
     d, *values = op.operands
-    relu, satfinite, mode = bool(mods.take("relu")), bool(mods.take("satfinite")), mods.take("rn", "rz")
-    if mods.types[1:] != ["f32"] or len(values) != 2 or ((target in _FP8) != satfinite and target in _FP8):
+    relu, satfinite, mode = bool(mods.take("relu")), bool(mods.take("satfinite")), mods.take("rn", "rz", "rp")
+    from_half = target in _FP8 and mods.types[1] == "f16x2"
+    if (target in _SMALL and not (satfinite and mode == "rn")) or (mode == "rp" and target != "ue8m0x2"):
         raise mods.unsupported()
-    high, low = (e.source(o, "f32") for o in values)
-    bits = "b16" if target in _FP8 else "b32"
+    if (mods.types[1] != "f32" and not from_half) or len(values) != 2 - from_half:
+        raise mods.unsupported()
+    bits = "b8" if target == "e2m1x2" else "b16" if target in (*_SMALL, "ue8m0x2") else "b32"
+    if from_half:
+        pair = e.temporary(f"{e.helper(half_pairs)}({e.source(values[0], 'b32')}, g.n)")
+        high, low = f"{pair}[:, 1]", f"{pair}[:, 0]"
+    else:
+        high, low = (e.source(o, "f32") for o in values)
+    if target == "ue8m0x2":
+        if relu or mode not in ("rz", "rp"):
+            raise mods.unsupported()
+        e.assign(d, bits, f"{e.helper(pack_scales)}({high}, {low}, {mode!r}, {satfinite})")
+        return
     if target == "bf16x2" and mode == "rn" and not relu and not satfinite:
         e.assign(d, bits, f"{e.helper(pack_bf16)}({high}, {low})")
         return
@@ -160,8 +209,9 @@ def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
 @instruction(
     "cvt",
     section="9.7.9.21, 9.7.9.22",
-    forms="all pairs of u8..s64, f16, bf16, f32, f64; rn rz rm rp, rni rzi rmi rpi, ftz, sat; f16x2 bf16x2 e4m3x2 e5m2x2 from two f32, "
-    "f16x2 from e4m3x2 e5m2x2, tf32 from f32; relu, satfinite; pack.sat to u16 s16 and u8 s8 from s32",
+    forms="all pairs of u8..s64, f16, bf16, f32, f64; rn rz rm rp, rni rzi rmi rpi, ftz, sat; f16x2 bf16x2 e4m3x2 e5m2x2 e2m3x2 e3m2x2 "
+    "e2m1x2 ue8m0x2 from two f32, e4m3x2 e5m2x2 from f16x2, f16x2 from those, bf16x2 from ue8m0x2, tf32 from f32; relu, satfinite; "
+    "pack.sat to u16 s16 and u8 s8 from s32",
 )
 def _cvt(e: Emitter, op: Op, mods: Mods) -> None:
     if mods.take("pack"):
@@ -171,12 +221,17 @@ def _cvt(e: Emitter, op: Op, mods: Mods) -> None:
         raise mods.unsupported("two types are needed")
     to, of = mods.types
     d, a = op.operands[:2]
-    if to in ("f16x2", "bf16x2", *_FP8) and of == "f32":
+    if (to in ("f16x2", "bf16x2", "ue8m0x2", *_SMALL) and of == "f32") or (to in _FP8 and of == "f16x2"):
         _pack(e, op, mods, to)
         return
-    if of in _FP8 and to == "f16x2":
+    if of in _SMALL and to == "f16x2":
         mods.take("rn")
-        e.assign(d, "b32", f"{e.helper(unpack_fp8)}({e.source(a, 'b16')}, {of!r}, {bool(mods.take('relu'))})")
+        width = "b8" if of == "e2m1x2" else "b16"
+        e.assign(d, "b32", f"{e.helper(unpack_small)}({e.source(a, width)}, {of!r}, {bool(mods.take('relu'))})")
+        return
+    if of == "ue8m0x2" and to == "bf16x2":
+        mods.take("rn")
+        e.assign(d, "b32", f"{e.helper(unpack_scales)}({e.source(a, 'b16')})")
         return
     mode = mods.take("rn", "rz", "rm", "rp", "rna")
     integral = mods.take(*_INTEGER_ROUNDING)

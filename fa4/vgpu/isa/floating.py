@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fa4.vgpu import numerics
 from fa4.vgpu.isa.registry import Mods, instruction
 from fa4.vgpu.numerics import add32, divide32, flush, fma32, minmax, multiply32, saturate, sqrt32
-from fa4.vgpu.program import Op, Operand
+from fa4.vgpu.program import Op, Operand, Register
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
@@ -115,12 +115,17 @@ class _Float:
             self.e.call(ufunc, self.op.operands[0], self.type, *arguments)
 
 
-@instruction("add", "sub", "mul", kind="float", section="9.7.3.3 to 9.7.3.5", forms="f32 f64, rn rz rm rp, ftz, sat")
+@instruction(
+    "add", "sub", "mul", kind="float", section="9.7.3.3 to 9.7.3.5", forms="f32 f64, rn rz rm rp, ftz, sat; add sub of f32.f16 f32.bf16"
+)
 def _add(e: Emitter, op: Op, mods: Mods) -> None:
+    if op.name != "mul" and mods.types in (["f32", "bf16"], ["f32", "f16"]):
+        _mixed_add(e, op, mods)
+        return
     f = _Float(e, op, mods)
     a, b = (f.source(o) for o in op.operands[1:])
     if f.mode in ("", "rn"):
-        f.call({"add": "add", "sub": "subtract", "mul": "multiply"}[op.name], a, b)
+        f.call(_NUMPY[op.name], a, b)
         return
     b = f"negative({b})" if op.name == "sub" else b
     name = "mul" if op.name == "mul" else "add"
@@ -143,6 +148,17 @@ def _fma(e: Emitter, op: Op, mods: Mods) -> None:
         f.assign(f"{e.helper(operation64)}('fma', {f.mode!r}, {a}, {b}, {c})")
     else:
         f.assign(f"{e.helper(fma32)}({a}, {b}, {c}, {f.mode!r})")
+
+
+def _mixed_add(e: Emitter, op: Op, mods: Mods) -> None:
+    """add.f32.bf16 and sub (9.7.5): the first term has 16 bits, the second and the sum are float32."""
+    d, a, b = op.operands
+    small = mods.types[1]
+    mode, sat = mods.take(*ROUNDINGS) or "rn", mods.take("sat")
+    x = f"{e.helper(numerics.from_bf16)}({e.source(a, 'bf16')})" if small == "bf16" else f"{e.source(a, 'f16')}.astype(np.float32)"
+    y = e.source(b, "f32")
+    value = f"{e.helper(add32)}({x}, {f'negative({y})' if op.name == 'sub' else y}, {mode!r})"
+    e.assign(d, "f32", f"{e.helper(saturate)}({value})" if sat else value)
 
 
 def _mixed_fma(e: Emitter, op: Op, mods: Mods) -> None:
@@ -265,17 +281,29 @@ def _packed(e: Emitter, op: Op, mods: Mods) -> None:
     mods.types = ["f32"]
     d = op.operands[0]
     ftz, mode = mods.take("ftz"), mods.take(*ROUNDINGS) or "rn"
-    values = [f"np.ascontiguousarray(np.broadcast_to({e.source(o, 'b64')}, g.n)).view(np.float32)" for o in op.operands[1:]]
+    values = [_pairs(e, o) for o in op.operands[1:]]
     if ftz:
         values = [f"{e.helper(flush)}({v})" for v in values]
-    if op.name == "sub":
-        values[1] = f"negative({values[1]})"
+    if op.name != "fma" and mode == "rn" and not ftz and e.mask is None and isinstance(d, Register):
+        e.line(f"{_NUMPY[op.name]}({values[0]}, {values[1]}, x2[{d.index}])")
+        return
     if op.name == "fma":
         value = f"{e.helper(fma32)}({', '.join(values)}, {mode!r})"
     elif mode == "rn":
-        value = f"{'multiply' if op.name == 'mul' else 'add'}({values[0]}, {values[1]})"
+        value = f"{_NUMPY[op.name]}({values[0]}, {values[1]})"
     else:
+        values[1] = f"negative({values[1]})" if op.name == "sub" else values[1]
         value = f"{e.helper(multiply32 if op.name == 'mul' else add32)}({values[0]}, {values[1]}, {mode!r})"
     if ftz:
         value = f"{e.helper(flush)}({value})"
     e.assign(d, "b64", f"{value}.view(np.uint64)")
+
+
+_NUMPY = {"add": "add", "sub": "subtract", "mul": "multiply"}
+
+
+def _pairs(e: Emitter, o: Operand) -> str:
+    """A 64-bit operand as two float32 a lane."""
+    if isinstance(o, Register):
+        return f"x2[{o.index}]"
+    return f"np.ascontiguousarray(np.broadcast_to({e.source(o, 'b64')}, g.n)).view(np.float32)"

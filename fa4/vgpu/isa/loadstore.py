@@ -23,7 +23,7 @@ _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 def access(mods: Mods) -> tuple[str, str, int]:
     """(space, element type, vector length) of a load, store or atomic; cache hints change nothing here."""
-    space = mods.take(*SPACES).split("::")[0] or "generic"
+    space = {"shared::cta": "shared", "param::entry": "param", "": "generic"}.get(name := mods.take(*SPACES), name)
     vector = {"v2": 2, "v4": 4, "v8": 8, "": 1}[mods.take("v2", "v4", "v8")]
     mods.ignore("L1::", "L2::")
     mods.left = [m for m in mods.left if m not in _HINTS and m not in _SCOPES]
@@ -62,7 +62,9 @@ def _uniform(a: Any, space: str) -> bool:
     return isinstance(a.base, Symbol) and space in ("param", "const", "shared")
 
 
-@instruction("st", section="9.7.9.11", forms="global shared local generic, every width, v2 v4 v8; cache hints, volatile, release")
+@instruction(
+    "st", section="9.7.9.11", forms="global shared shared::cluster local generic, every width, v2 v4 v8; cache hints, volatile, release"
+)
 def _store(e: Emitter, op: Op, mods: Mods) -> None:
     a, value = op.operands[:2]
     space, type_, vector = access(mods)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -93,10 +94,16 @@ def store_matrices(g: Any, rows: Array, address: Array, transposed: bool, mask: 
     g.store("shared", np.broadcast_to(address, g.n), data.reshape(-1, 4), "u4", 4, lanes.reshape(-1))
 
 
-def _rows(mods: Mods, operands: Sequence[Operand]) -> Array:
+def register_rows(mods: Mods, operands: Sequence[Operand]) -> Array:
+    """Numbers of the rows of 32-bit registers; equal lists give the same array."""
     if not all(isinstance(o, Register) and o.bits == 32 for o in operands):
         raise mods.unsupported("operands must be 32-bit registers")
-    return np.array([o.index for o in operands if isinstance(o, Register)])
+    return _shared_array(tuple(o.index for o in operands if isinstance(o, Register)))
+
+
+@lru_cache(maxsize=65536)
+def _shared_array(rows: tuple[int, ...]) -> Array:
+    return np.array(rows)
 
 
 @instruction("ldmatrix", "stmatrix", section="9.7.14.5.15, 9.7.14.5.16", forms="sync.aligned.m8n8, x1 x2 x4, trans, shared.b16")
@@ -108,7 +115,7 @@ def _matrices(e: Emitter, op: Op, mods: Mods) -> None:
     count, transposed = int(mods.take("x1", "x2", "x4")[1:]), bool(mods.take("trans"))
     space = mods.take("shared", "shared::cta")
     registers, address = op.operands if op.name == "ldmatrix" else op.operands[::-1]
-    rows = _rows(mods, e.items(registers))
+    rows = register_rows(mods, e.items(registers))
     if not space or len(rows) != count:
         raise mods.unsupported()
     e.count("shared", 16 * count // 4)
@@ -229,7 +236,7 @@ def emit_group(e: Emitter, ops: Sequence[Op]) -> None:
     for op in ops:
         d, a, b, c = op.operands
         for part, operand, size in zip(rows, (a, b, c, d), (size_a, size_b, size_c, size_c), strict=True):
-            indices = _rows(mods, e.items(operand))
+            indices = register_rows(mods, e.items(operand))
             if len(indices) != size:
                 raise mods.unsupported("number of registers")
             part.append(indices)
@@ -256,8 +263,8 @@ def group(ops: Sequence[Op]) -> list[list[int]]:
     """
     order: list[list[int]] = []
     batch: list[int] = []
-    written: set[Register] = set()
-    used: set[Register] = set()
+    written: set[tuple[int, int]] = set()
+    used: set[tuple[int, int]] = set()
 
     def flush() -> None:
         if batch:
@@ -267,7 +274,7 @@ def group(ops: Sequence[Op]) -> list[list[int]]:
         used.clear()
 
     for position, op in enumerate(ops):
-        reads, writes = set(op.read()), set(op.written())
+        reads, writes = ({(r.bits, r.index) for r in registers} for registers in (op.read(), op.written()))  # rows: they may be shared
         joins = op.name == "mma" and op.guard is None and isinstance(op.operands[0], Tuple)
         if batch and joins and (op.opcode != ops[batch[0]].opcode or written & (reads | writes) or len(batch) == _BATCH):
             flush()

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from fa4.vgpu import memory
 from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.isa.registry import Mods, instruction
-from fa4.vgpu.program import Op, Special, Symbol, Tuple
+from fa4.vgpu.memory import spread
+from fa4.vgpu.program import Op, Register, Special, Symbol, Tuple
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
@@ -50,21 +51,30 @@ def special_register(e: Emitter, o: Special, type_: str) -> str:
 
 def split(value: Array, parts: int, n: int) -> Array:
     """A register as ``parts`` narrower ones: row i is part i, the lowest first."""
-    value = np.ascontiguousarray(np.broadcast_to(value, n))
+    value = np.ascontiguousarray(spread(value, n))
     return np.asarray(value.view(f"u{value.dtype.itemsize // parts}").reshape(n, parts).T)
 
 
 def join(n: int, *parts: Array) -> Array:
     """Narrow registers as one, the first lowest."""
-    stacked = np.stack([np.broadcast_to(p, n) for p in parts], axis=1)
-    return stacked.view(f"u{stacked.dtype.itemsize * len(parts)}").reshape(n)
+    joined = np.empty((n, len(parts)), parts[0].dtype)
+    for i, part in enumerate(parts):
+        joined[:, i] = part
+    return joined.view(f"u{joined.dtype.itemsize * len(parts)}").reshape(n)
 
 
 @instruction("mov", section="9.7.9.3, 9.7.9.4", forms="pred, b u s f of 16 32 64; {..} on either side; special registers; addresses")
 def _mov(e: Emitter, op: Op, mods: Mods) -> None:
     d, a = op.operands
     type_ = mods.type()
-    if isinstance(d, Tuple):
+    if type_.endswith("64") and isinstance(d, Tuple) and isinstance(a, Register) and len(d.items) == 2:
+        for item, half in zip(d.items, ("lo", "hi"), strict=True):
+            e.assign(item, "u32", f"{half}[{a.index}]")
+    elif type_.endswith("64") and isinstance(a, Tuple) and isinstance(d, Register) and len(a.items) == 2:
+        where = f", where={e.mask}" if e.mask else ""
+        for item, half in zip(a.items, ("lo", "hi"), strict=True):
+            e.line(f"copyto({half}[{d.index}], {e.source(item, 'u32')}{where})")
+    elif isinstance(d, Tuple):
         part = f"u{int(type_[1:]) // len(d.items)}"
         rows = e.temporary(f"{e.helper(split)}({e.source(a, 'u' + type_[1:])}, {len(d.items)}, g.n)")
         for i, item in enumerate(d.items):
@@ -85,20 +95,24 @@ def _cvta(e: Emitter, op: Op, mods: Mods) -> None:
     space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
     if not space or (type_ == "u32" and space != "global"):
         raise mods.unsupported("generic addresses have 64 bits")
-    value = e.constant(e.symbol(a), "uint64") if isinstance(a, Symbol) else e.source(a, type_)
+    value = e.source(a, "u64" if isinstance(a, Symbol) else type_)
     window = e.constant(memory.WINDOWS[space], "uint64")
     e.call("subtract" if to else "add", d, type_, value, window)
 
 
-def in_window(address: Array, space: str) -> Array:
+def in_window(g: Any, address: Array, space: str) -> Array:
     """Isspacep."""
     top = address >> np.uint64(memory.WINDOW_SHIFT)
     if space == "global":
         return np.asarray(top == 0)
-    return np.asarray(top == memory.WINDOWS[space] >> memory.WINDOW_SHIFT)
+    inside = top == memory.WINDOWS[space.split("::", maxsplit=1)[0]] >> memory.WINDOW_SHIFT
+    if space == "shared::cta":
+        inside &= (address.astype(np.uint32) ^ g.base) >> np.uint32(memory.RANK_SHIFT) == 0
+    return np.asarray(inside)
 
 
-@instruction("isspacep", section="9.7.9.19", forms="global shared local const param, b64")
+@instruction("isspacep", section="9.7.9.19", forms="global shared::cta shared::cluster local const param, b64")
 def _isspacep(e: Emitter, op: Op, mods: Mods) -> None:
-    space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param").split("::")[0]
-    e.assign(op.operands[0], "pred", f"{e.helper(in_window)}({e.source(op.operands[1], 'u64')}, {space!r})")
+    space = mods.take("global", "shared::cta", "shared::cluster", "shared", "local", "const", "param::entry", "param")
+    space = "shared::cta" if space == "shared" else space
+    e.assign(op.operands[0], "pred", f"{e.helper(in_window)}(g, {e.source(op.operands[1], 'u64')}, {space!r})")

@@ -17,16 +17,16 @@ EmitFunction = Callable[["Emitter", Op, "Mods"], None]
 _TYPES = {
     *(f"{kind}{bits}" for kind in "bus" for bits in (8, 16, 32, 64)),
     *("f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "tf32", "pred", "b1", "u4", "s4", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "b128"),
-    *("u16x2", "s16x2", "f32x2"),
+    *("u16x2", "s16x2", "f32x2", "e2m3x2", "e3m2x2", "e2m1x2", "ue8m0x2"),
 }
 
 
 class Mods:
     """The modifiers of one instruction; whatever is left when its emitter is done is a form that is not modelled."""
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op, skip: int = 0) -> None:
         self.op = op
-        self.left = list(op.mods)
+        self.left = list(op.mods[skip:])
         self.types = [m for m in self.left if m in _TYPES]
         self.left = [m for m in self.left if m not in _TYPES]
 
@@ -85,7 +85,10 @@ def kind_of(types: list[str]) -> str:
 
 
 def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> Callable[[EmitFunction], EmitFunction]:
-    """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``."""
+    """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``.
+
+    A name may have up to four modifiers ("tcgen05.ld"), which the emitter then does not see; the longest that fits is chosen.
+    """
 
     def register(function: EmitFunction) -> EmitFunction:
         for name in names:
@@ -98,7 +101,10 @@ def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> C
 
 
 def ending(*names: str, section: str, forms: str = "") -> Callable[[EmitFunction], EmitFunction]:
-    """Register an emitter for instructions that end a block; what it returns from the block goes to the machine."""
+    """Register an emitter for instructions that end a block (``program.ENDS``); names as for ``instruction``.
+
+    Jumps return from the block where they go. Anything else just acts; the warps go on behind it, unless it parked them.
+    """
 
     def register(function: EmitFunction) -> EmitFunction:
         for name in names:
@@ -126,10 +132,21 @@ def emit_end(e: Emitter, op: Op) -> None:
     _emit(e, op, ENDINGS)
 
 
+def form_key(opcode: str, forms: dict[str, Form]) -> tuple[str, int]:
+    """The key of an opcode's form, and how many of its modifiers the key has; an empty key where there is none."""
+    name, *mods = opcode.split(".")
+    for words in range(min(len(mods), 4), 0, -1):
+        key = ".".join((name, *mods[:words]))
+        if key in forms:
+            return key, words
+    key = f"{name}:{kind_of([m for m in mods if m in _TYPES])}"
+    return key if key in forms else name if name in forms else "", 0
+
+
 def _emit(e: Emitter, op: Op, forms: dict[str, Form]) -> None:
-    mods = Mods(op)
-    form = forms.get(f"{op.name}:{kind_of(mods.types)}") or forms.get(op.name)
-    if form is None:
+    key, words = form_key(op.opcode, forms)
+    if not key:
         raise UnsupportedInstructionError(f"unknown instruction {op.opcode}")
-    form.emit(e, op, mods)
+    mods = Mods(op, words)
+    forms[key].emit(e, op, mods)
     mods.done()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu import numerics
 from fa4.vgpu.errors import DivergenceError, UninitializedError
 from fa4.vgpu.isa.registry import Mods, instruction
 from fa4.vgpu.lexer import integer
-from fa4.vgpu.memory import FaultError
+from fa4.vgpu.memory import FaultError, spread
 from fa4.vgpu.program import Immediate, Op, Operand, Tuple
 
 if TYPE_CHECKING:
@@ -171,15 +172,31 @@ def reduce_warp(g: Any, name: str, value: Array, mask: Array | None) -> Array:
     return np.repeat(np.array(result, value.dtype), 32)
 
 
-@instruction("redux", section="9.7.13.12", forms="sync; add min max of u32 s32, and or xor of b32")
+def reduce_float(g: Any, how: tuple[str, bool, bool], value: Array, mask: Array | None) -> Array:
+    """Min or max of float32 over the lanes here; ``how`` says (name, of magnitudes, whether one NaN makes the result NaN)."""
+    name, magnitude, nan = how
+    values = np.abs(value) if magnitude else value
+    fill = np.float32(np.nan if not nan else -np.inf if name == "max" else np.inf)  # what changes nothing
+    rows = np.where(g.all if mask is None else mask, spread(values, g.n), fill).reshape(-1, 32)
+    result = rows[:, 0]
+    for column in range(1, 32):
+        result = numerics.minmax(result, rows[:, column], nan, name == "max")
+    return np.repeat(np.where(np.isnan(result), np.uint32(0x7FFFFFFF).view(np.float32), result), 32)
+
+
+@instruction("redux", section="9.7.13.12", forms="sync; add min max of u32 s32, and or xor of b32, min max (abs, NaN) of f32")
 def _redux(e: Emitter, op: Op, mods: Mods) -> None:
-    type_ = mods.type("u32", "s32", "b32")
+    type_ = mods.type("u32", "s32", "b32", "f32")
     name = mods.take("add", "min", "max", "and", "or", "xor")
-    if not mods.take("sync") or not name or (type_ == "b32") != (name in ("and", "or", "xor")):
+    if not mods.take("sync") or not name or (type_ == "b32") != (name in ("and", "or", "xor")) or (type_ == "f32" and name == "add"):
         raise mods.unsupported()
     d, a, members = op.operands
     _members(e, members)
-    e.assign(d, type_, f"{e.helper(reduce_warp)}(g, {name!r}, {e.source(a, type_)}, {e.masked})")
+    if type_ == "f32":
+        how = name, bool(mods.take("abs")), bool(mods.take("NaN"))
+        e.assign(d, type_, f"{e.helper(reduce_float)}(g, {how}, {e.source(a, type_)}, {e.masked})")
+    else:
+        e.assign(d, type_, f"{e.helper(reduce_warp)}(g, {name!r}, {e.source(a, type_)}, {e.masked})")
 
 
 def elect(g: Any, mask: Array | None) -> tuple[Array, Array]:

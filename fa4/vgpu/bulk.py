@@ -1,0 +1,146 @@
+"""Bulk copies on their way, and the groups in which a thread waits for those that leave shared memory (PTX ISA 9.7.9.25.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from fa4.vgpu.engine import Issuer
+from fa4.vgpu.errors import PendingCopyError
+from fa4.vgpu.memory import FaultError
+
+if TYPE_CHECKING:
+    from fa4.vgpu.state import Cta
+
+Array = npt.NDArray[Any]
+
+LOADS = "bulk load"
+"""Name of the engines of copies into shared memory, with the offset of the mbarrier they tell."""
+
+STORES = "bulk store"
+"""Name of the engines of copies out of shared memory, with the number of the thread."""
+
+
+def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch: Callable[[], Array], issuer: Issuer) -> None:
+    """Begin a copy into shared memory: ``where`` is (offset, bytes) in ``cta``, ``signal`` the place of the mbarrier to be told.
+
+    From now to its completion nobody may touch the destination; ``fetch`` is called at the completion.
+
+    Raises:
+        FaultError: the destination leaves shared memory or another copy to it is on its way, or there is no mbarrier.
+    """
+    offset, size = where
+    signal[0].mbarriers.at(signal[1])
+    cta.shared.begin(offset, size)
+    counts = cta.launch.bytes
+    counts[LOADS] = counts.get(LOADS, 0) + size
+
+    def run() -> None:
+        cta.shared.finish(offset, fetch())
+        signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer)
+
+    signal[0].engine((LOADS, signal[1]), ordered=False).push(run, issuer)
+
+
+@dataclass
+class Store:
+    """A copy out of shared memory: first ``fetch`` reads the source, then ``put`` writes what it read."""
+
+    fetch: Callable[[], Array]
+    put: Callable[[Array], None]
+    issuer: Issuer
+    data: Array | None = None
+    complete: bool = False
+
+    def read(self) -> None:
+        """Read the source, unless that is done."""
+        if self.data is None:
+            try:
+                self.data = self.fetch()
+                counts = self.issuer.cta.launch.bytes
+                counts[STORES] = counts.get(STORES, 0) + self.data.size
+            except FaultError as fault:
+                fault.issuer = self.issuer
+                raise
+
+    def write(self) -> None:
+        """Write the destination, unless that is done."""
+        self.read()
+        if not self.complete:
+            assert self.data is not None
+            self.complete = True
+            try:
+                self.put(self.data)
+            except FaultError as fault:
+                fault.issuer = self.issuer
+                raise
+
+
+@dataclass
+class _Thread:
+    """Stores of one thread: those not committed yet, and its groups, oldest first."""
+
+    open: list[Store] = field(default_factory=list)
+    groups: list[list[Store]] = field(default_factory=list)
+
+
+class BulkGroups:
+    """The bulk groups of the threads of a CTA."""
+
+    def __init__(self, cta: Cta) -> None:
+        self.cta = cta
+        self.threads: dict[int, _Thread] = {}
+
+    def start(self, store: Store) -> None:
+        """Begin a store; a part of the group that its thread commits next."""
+        number = 32 * store.issuer.warp + store.issuer.lane
+        self.threads.setdefault(number, _Thread()).open.append(store)
+        engine = self.cta.engine((STORES, number))
+        engine.push(store.read, store.issuer)
+        engine.push(store.write, store.issuer)
+
+    def commit(self, number: int) -> None:
+        """Close the group of a thread."""
+        thread = self.threads.setdefault(number, _Thread())
+        thread.groups.append(thread.open)
+        thread.open = []
+
+    def wait(self, number: int, keep: int, read: bool) -> None:
+        """Let all groups of a thread but the ``keep`` newest be complete, or have read their sources."""
+        thread = self.threads.get(number)
+        if thread is None:
+            return
+        done = thread.groups[: len(thread.groups) - keep] if keep else thread.groups
+        for group in done:
+            for store in group:
+                if read:
+                    store.read()
+                else:
+                    store.write()
+        # A group that has only been read stays, so that a later wait can complete it.
+        thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
+
+
+def check_end(cta: Cta) -> None:
+    """A CTA ends: its shared memory is gone for copies that still have to read or write it.
+
+    Raises:
+        FaultError: there is one.
+    """
+    message = f"CTA {cta.id} ends before a bulk copy has"
+    for name, engine in cta.engines.items():
+        if engine.queue and isinstance(name, tuple) and name[0] == LOADS:
+            raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
+    for thread in cta.unit(BulkGroups).threads.values():
+        for store in [*thread.open, *(store for group in thread.groups for store in group)]:
+            if store.data is None:
+                raise _at_end(f"{message} read its shared memory", store.issuer)
+
+
+def _at_end(message: str, issuer: Issuer) -> FaultError:
+    fault = FaultError(PendingCopyError, message)
+    fault.issuer = issuer
+    return fault
