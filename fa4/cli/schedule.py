@@ -22,7 +22,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--head-dim", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--causal", action="store_true", help="hide keys right of the diagonal")
     parser.add_argument("--window", type=window, default=(None, None), metavar="L,R", help="keys to the left and right; empty is open")
-    parser.add_argument("--tile", type=_lengths, metavar="M,N", help="queries and keys of a tile (default: 256,128 forward on Blackwell)")
+    parser.add_argument("--tile", type=_pair, metavar="M,N", help="queries and keys of a tile (default: 256,128 forward on Blackwell)")
     parser.add_argument("--backward", action="store_true", help="tiles of the backward pass: blocks of keys")
     parser.add_argument("--deterministic", action="store_true", help="backward: tiles add to dQ in a fixed order")
     parser.add_argument("--svg", default="fa4-schedule.svg", metavar="FILE", help="where the Gantt chart goes (default: %(default)s)")
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     problem = _problem(arguments, arch.family)
     if arguments.deterministic and not problem.backward:
         raise ArgumentError("deterministic", True, "only tiles of the backward pass wait for each other", "add --backward")
+    if not Path(arguments.svg).parent.is_dir():
+        raise ArgumentError("svg", arguments.svg, "its folder does not exist", "make it first, or name another file")
     chosen = default_order(problem, arguments.deterministic)
     results = {order: simulate(Schedule.of(problem, order, arch), arch, arguments.deterministic) for order in ORDERS}
     if not arguments.deterministic:
@@ -103,3 +105,8 @@ def _title(arguments: argparse.Namespace, problem: Any) -> str:
 
 def _lengths(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _pair(text: str) -> tuple[int, int]:
+    queries, keys = _lengths(text)
+    return queries, keys

@@ -38,7 +38,8 @@ def emulated_exp2(x: npt.ArrayLike, degree: int = 3, form: Form = "fast") -> Flo
         form: "fast": for every x < 128, -inf included. From -126 the relative error is at most ``RELATIVE_ERROR[degree]``; below
             -127 the result is 0; between them it is a subnormal number, at most 2^-127 away. "unclamped": the same bits for
             -127 <= x < 128, garbage below. "full": for every x < 64, and right below -126, too: results are rounded to the
-            subnormal numbers, 0 from -150. NaN gives NaN in the full form, and in the others the largest float32.
+            subnormal numbers, 0 from -150. NaN gives NaN in the full form, and in the others the largest float32
+            (0x7FFFFFFF, which is what arithmetic makes of every NaN, one exponent lower).
 
     Returns:
         float32, the shape of x.

@@ -46,7 +46,7 @@ def tile_order(
         batch: sequences.
         section: heads of a section, see ``Schedule``.
         order: as for ``Schedule``. In row order a section is one head.
-        wide: whether tiles are numbered with 64 bits: only the persistent order can have so many.
+        wide: whether tiles are numbered with 64 bits, see ``Schedule.wide``.
     """
     rows = heads * batch
     size = Int64(1) if const_expr(order == "row") else cutlass.min(section, rows)

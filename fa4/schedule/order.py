@@ -126,6 +126,11 @@ class Schedule:
         last_is_longest = (right is not None) != self.problem.backward
         return last_is_longest == (self.order == "lpt")
 
+    @property
+    def wide(self) -> bool:
+        """Whether a kernel must number tiles with 64 bits: a number plus a grid, the step of the persistent order, passes 31 bits."""
+        return self.order == "persistent" and self.problem.tiles > MAX_GRID // 2
+
     @cached_property
     def _sequences(self) -> list[int]:
         """Sequences of a packed batch in the order in which they are served."""

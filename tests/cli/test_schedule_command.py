@@ -48,6 +48,7 @@ def test_packed_batch_and_options(tmp_path, capsys):
         ("--heads 3 --heads-kv 2", "heads=3: must be a multiple of heads_kv=2"),
         ("--batch -1", "batch=-1"),
         ("--seqlen 2147483648 --batch 4", "not simulated"),
+        ("--svg missing/a.svg", "its folder does not exist"),
     ],
 )
 def test_refusals(options, message, tmp_path, monkeypatch, capsys):
@@ -55,6 +56,13 @@ def test_refusals(options, message, tmp_path, monkeypatch, capsys):
     assert main(["schedule", *options.split()]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", ["--tile 128", "--tile 1,2,3", "--lengths 1,x", "--window 3"])
+def test_malformed_options(options, capsys):
+    with pytest.raises(SystemExit):
+        main(["schedule", *options.split()])
+    assert options.split()[0] in capsys.readouterr().err
 
 
 def test_help(capsys):

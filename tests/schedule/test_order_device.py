@@ -48,19 +48,19 @@ def compiled_persist(gpu):
     return cute.compile(persist, out, *[Int64(0)] * 4, Int32(0), False)
 
 
-def on_device(compiled, schedule, first, count, wide=False):
+def on_device(compiled, schedule, first, count):
     """Where ``count`` numbers from ``first`` lead; -7 stays where a number is none."""
     problem = schedule.problem
     out = torch.full((count, 3), -7, dtype=torch.int64)
-    function = compiled(schedule.order, schedule.falling, wide)
+    function = compiled(schedule.order, schedule.falling, schedule.wide)
     function(out, first, problem.blocks(), problem.heads, problem.batch, problem.operand_bytes(), problem.group)
     return out
 
 
-def check(compiled, problem, order, first=0, count=None, wide=False):
+def check(compiled, problem, order, first=0, count=None):
     schedule = Schedule(problem, order, section_size(problem, L2))
     count = problem.tiles if count is None else count
-    out = on_device(compiled, schedule, first, count + 3, wide)
+    out = on_device(compiled, schedule, first, count + 3)
     expected = [tuple(schedule.tile(index)) if index < problem.tiles else (-7, -7, -7) for index in range(first, first + count + 3)]
     assert torch.equal(out, torch.tensor(expected))
 
@@ -92,8 +92,9 @@ def test_numbers_beyond_32_bits(compiled):
     """2^31 queries, 4,194,304 keys, 2^33 tiles: at the start, around 2^31 and 2^32, and at the end."""
     problem = TileProblem(((1 << 31, 4_194_304),), 32, 8, 1, tile=(64, 128))
     assert problem.tiles == 1 << 33
+    assert Schedule(problem, "persistent", 8).wide
     for first in (0, (1 << 31) - 32, (1 << 32) - 32, problem.tiles - 64):
-        check(compiled, problem, "persistent", first, 64, wide=True)
+        check(compiled, problem, "persistent", first, 64)
 
 
 def test_case_19(compiled):

@@ -12,7 +12,7 @@ from test_order import problems
 
 from fa4.arch import ARCHS, get_arch
 from fa4.errors import UnsupportedError
-from fa4.schedule import ORDERS, Schedule, TileProblem, list_schedule, longest_first, simulate, simulate_heads
+from fa4.schedule import ORDERS, Schedule, TileProblem, default_order, list_schedule, longest_first, simulate, simulate_heads
 from fa4.schedule.simulation import TURN
 
 COSTS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
@@ -111,6 +111,14 @@ def test_every_order_keeps_grahams_bound(problem, order, sms, sections):
     assert result.makespan <= graham_bound(costs, sms) + 1e-9
     assert result.makespan >= result.lower_bound
     check_no_overlap(result)
+
+
+@given(problems(), st.integers(1, 12))
+def test_default_order_keeps_grahams_bound_always(problem, sms):
+    schedule = Schedule(problem, default_order(problem), problem.group * 3)
+    costs = [problem.cost(tile.block, tile.batch) for tile in map(schedule.tile, range(problem.tiles))]
+    if costs:
+        assert simulate(schedule, FewSms(sms)).makespan <= graham_bound(costs, sms) + 1e-9
 
 
 def check_no_overlap(result):
