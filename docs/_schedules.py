@@ -15,8 +15,8 @@ def causal() -> str:
 
 
 def deterministic() -> str:
-    """Longest first against shortest first, deterministic backward of eight heads."""
-    problem = TileProblem(((8192, 8192),), 1, 8, 8, tile=(128, 128), window=(None, 0), backward=True)
+    """Longest first against shortest first, deterministic backward of two sequences."""
+    problem = TileProblem(((8192, 8192),), 2, 16, 16, tile=(128, 128), window=(None, 0), backward=True)
     return _compare(problem, ("lpt", "spt"), deterministic=True)
 
 
