@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fa4 import dispatch
 from fa4.arch import Arch
-from fa4.config import AmpereForwardConfig, Exp2Policy, check_ampere_forward, padded_head_dim
+from fa4.config import (
+    AmpereForwardConfig,
+    BlackwellForwardConfig,
+    Exp2Policy,
+    blackwell_forward_refusal,
+    check_ampere_forward,
+    padded_head_dim,
+)
+from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
 
 
@@ -54,12 +63,36 @@ def ampere_forward_config(problem: AttentionProblem, arch: Arch) -> AmpereForwar
     return row.config
 
 
-def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig:
+# D, Dv up to: as many stages as 227 KB hold, at most 6 (3 key tiles under way). Registers are the published budget (FlashAttention-4).
+_BLACKWELL = (
+    (64, 64, BlackwellForwardConfig(stages=6), "163 KB"),
+    (96, 96, BlackwellForwardConfig(stages=5), "219 KB"),
+    (128, 128, BlackwellForwardConfig(stages=3), "227 KB, all there is"),
+    (192, 128, BlackwellForwardConfig(stages=2, o_over_q=True), "195 KB; with a place of its own O would leave room for one stage"),
+)
+
+
+def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> BlackwellForwardConfig:
+    """Configuration of the Blackwell forward kernel.
+
+    Raises:
+        UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.
+    """
+    d, dv = problem.head_dim, problem.head_dim_v
+    refusal = blackwell_forward_refusal(d, dv)
+    if refusal:
+        raise UnsupportedError("head_dim", (d, dv), refusal, f"the Ampere kernel serves it on {arch.name}")
+    return next(config for most_d, most_dv, config, _ in _BLACKWELL if d <= most_d and dv <= most_dv)
+
+
+def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
     """Configuration of the kernel that ``dispatch.kernel`` names for a request.
 
     Raises:
         UnsupportedError: none fits ``arch``.
     """
+    if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
+        return blackwell_forward_config(problem, arch)
     return ampere_forward_config(problem, arch)
 
 

@@ -147,8 +147,8 @@ class Gpu:
         delay: when asynchronous operations happen: "late", when nothing else can happen or when they are drawn by the schedule, or
             "early", when they are issued (a cp.async then reads its source; its destination may still not be touched before the wait).
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
-        unwritten: what a read of shared memory is that nothing was written to: an "error", or "nan", bytes of 0xFF, for kernels
-            that compute on rows of a tile beyond the tensor and drop the result.
+        unwritten: what a read of shared memory or of a register is that nothing was written to: an "error", or "nan", bytes of 0xFF, for
+            kernels that compute on rows of a tile beyond the tensor and drop the result. Predicates are always an error.
         observer: told of block entries and synchronisation; None costs nothing.
     """
 

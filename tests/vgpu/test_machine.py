@@ -140,3 +140,9 @@ def test_blocks_and_grids_of_three_dimensions_and_a_last_warp_that_is_not_full()
     for cta in np.ndindex(2, 3, 2):
         for thread in np.ndindex(2, 3, 7):
             assert next(rows) == [*thread[::-1], *cta[::-1], 7, 3, 2, 2, 3, 2]
+
+
+@pytest.mark.parametrize("body", ["ret;", ".reg .b64 %d<3>;\nmov.u64 %d1, 5;\nadd.u64 %d2, %d1, 1;\nret;"])
+def test_kernels_without_registers_of_some_width(body):
+    program = Program.parse(f".version 8.8\n.target sm_80\n.address_size 64\n.visible .entry k() {{\n{body}\n}}")
+    assert Gpu().launch(program, "k", (1,), (64,)).instructions == 2 * (body.count(";") - body.count(".reg"))
