@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa4.arch import Arch
+from fa4.arch import Arch, get_arch
 from fa4.errors import ArgumentError, UnsupportedError
 
 ELEMENT_BYTES = 2
@@ -90,3 +90,116 @@ def check_ampere_forward(config: AmpereForwardConfig, head_dim: int, head_dim_v:
         raise UnsupportedError(
             "config", config, f"{need.arithmetic}, but {arch.name} has {limit} per block", "use smaller tiles or fewer stages"
         )
+
+
+@dataclass(frozen=True)
+class Exp2Policy:
+    """Which part of a row's exponentials is emulated: ``emulated`` of every ``period`` pairs of columns, evenly spread.
+
+    Pairs, since sm_100a has multiply-adds on two numbers at once. ``degree`` is that of the polynomial, see ``fa4.emulate_exp``.
+
+    Raises:
+        ArgumentError: a number out of range.
+    """
+
+    emulated: int = 0
+    period: int = 16
+    degree: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.period < 1:
+            raise ArgumentError("period", self.period, "must be at least 1", "use 16")
+        if not 0 <= self.emulated <= self.period:
+            raise ArgumentError("emulated", self.emulated, f"must be from 0 to period, {self.period}", "use 0 to emulate nothing")
+        if not 1 <= self.degree <= 6:
+            raise ArgumentError("degree", self.degree, "there are polynomials of degree 1 to 6", "use 3")
+
+    @property
+    def share(self) -> float:
+        """Emulated share, 0 to 1."""
+        return self.emulated / self.period
+
+    def emulates(self, pair: int) -> bool:
+        """Whether the pair of columns with this index, from 0, is emulated."""
+        return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
+
+
+TMEM_COLUMNS = 512
+TMEM_LANES = 128
+
+
+@dataclass(frozen=True)
+class BlackwellForwardConfig:
+    """Tiles and budgets of the Blackwell forward kernel.
+
+    ``q_tiles`` tiles of 128 queries per CTA take turns on the tensor cores; ``tile_n`` keys per tile; ``stages`` tiles of K or V in the
+    ring; ``registers`` per thread of the softmax, correction and other warps. A row's reference moves when a score exceeds it by more than
+    ``rescale_threshold`` (log2 units; 0: at every growth). With ``o_over_q`` O leaves through the shared memory of Q.
+    """
+
+    stages: int
+    q_tiles: int = 2
+    tile_n: int = 128
+    registers: tuple[int, int, int] = (192, 80, 48)
+    rescale_threshold: float = 8.0
+    o_over_q: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the hardware cannot do."""
+        softmax, correction, other = self.registers
+        used = WARP * 4 * (2 * softmax + correction + other)
+        rules = {
+            "stages": (self.stages >= 2, "K and V of a tile are in the ring at once", "use 2 or more"),
+            "q_tiles": (self.q_tiles in (1, 2), "tensor memory holds S and O of at most two tiles", "use 1 or 2"),
+            "tile_n": (self.tile_n == 128, "P is stored in quarters of 32 keys", "use 128"),
+            "registers": (
+                used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in self.registers),
+                f"128 x (2 x {softmax} + {correction} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
+                "for example (192, 80, 48)",
+            ),
+            "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
+        }
+        for name, (ok, rule, remedy) in rules.items():
+            if not ok:
+                raise ArgumentError(name, getattr(self, name), rule, remedy)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """First columns in tensor memory of S (and P, in the same place) and of O, by query tile; ``end`` is one past the last."""
+
+    S: tuple[int, ...]
+    O: tuple[int, ...]  # noqa: E741  # the paper's name
+    end: int
+    arithmetic: str
+
+
+def blackwell_columns(config: BlackwellForwardConfig, head_dim_v: int) -> Columns:
+    """The map of tensor memory."""
+    tiles, n, dv = config.q_tiles, config.tile_n, padded_head_dim(head_dim_v)
+    end = tiles * (n + dv)
+    arithmetic = f"{tiles} x (S {n} + O {dv}) = {end} columns of tensor memory"
+    return Columns(tuple(i * n for i in range(tiles)), tuple(tiles * n + i * dv for i in range(tiles)), end, arithmetic)
+
+
+def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
+    """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V, and O."""
+    d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
+    output = 0 if config.o_over_q else rows * dv
+    size = 3072 + ELEMENT_BYTES * (rows * max(d, dv if config.o_over_q else 0) + config.stages * config.tile_n * max(d, dv) + output)
+    arithmetic = (
+        f"3072 + (Q {rows} x {d} + {config.stages} stages x {config.tile_n} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
+        f"= {size} bytes"
+    )
+    return SharedMemory(size, arithmetic)
+
+
+def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
+    """Why the Blackwell forward kernel does not serve these head dims, with the arithmetic; None where it does."""
+    columns = blackwell_columns(BlackwellForwardConfig(stages=2), head_dim_v)
+    if columns.end > TMEM_COLUMNS:
+        return f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}"
+    need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=2, o_over_q=True), head_dim, head_dim_v)
+    limit = int(get_arch("sm_100a").smem_per_block)
+    return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from fa4.arch import get_arch
+from fa4.config import blackwell_forward_refusal
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
 
@@ -19,7 +20,10 @@ IMPLEMENTATIONS = {
     ("forward", "cpu"): "fa4.cpu.forward:attention_forward",
     ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
     ("forward", "ampere"): "fa4.kernels.ampere.forward.kernel:AmpereForward",
+    ("forward", "blackwell"): "fa4.kernels.blackwell.forward.kernel:BlackwellForward",
 }
+# Rows that do not serve every request: why not, or None.
+REFUSALS = {("forward", "blackwell"): blackwell_forward_refusal}
 
 CPU_DTYPES = ("float16", "bfloat16", "float32")
 GPU_DTYPES = ("float16", "bfloat16")
@@ -28,10 +32,14 @@ MAX_GPU_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a request is served, and why not. True in a boolean context where it is."""
+    """Whether a request is served, and why not. True in a boolean context where it is.
+
+    ``native`` is false where not by the architecture's own kernel but by the Ampere kernel, compiled for it; ``reason`` then says why.
+    """
 
     ok: bool
     reason: str = ""
+    native: bool = True
 
     def __bool__(self) -> bool:
         return self.ok
@@ -54,21 +62,22 @@ def head_dim_rule(backend: str, head_dim: int) -> str | None:
 
 def support(problem: AttentionProblem, backend: str, arch: str | None) -> Support:
     """Whether ``problem`` is served by ``backend`` ("cpu", or "cuda" and "vgpu" with ``arch``)."""
-    if backend == "cpu":
-        return _accepted(problem, backend)
-    found = kernel_support(problem, arch)
-    return Support(True) if found else found
+    return _accepted(problem, backend) if backend == "cpu" else kernel_support(problem, arch)
 
 
 def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:
-    """Whether a GPU kernel for ``problem`` can be compiled and inspected, for ``arch`` or, without it, for some GPU."""
+    """Whether there is a GPU kernel for ``problem``, for ``arch`` or, without it, for some GPU."""
     accepted = _accepted(problem, "cuda")
     if not accepted:
         return accepted
-    where = arch or "any GPU"
-    if kernel_target(problem.direction, get_arch(arch).family if arch else "ampere") is None:
-        return Support(False, f"no {problem.direction} kernel for {where} yet; backend 'cpu' serves this request")
-    return Support(True, f"a {problem.direction} kernel for {where} can be compiled and inspected")
+    family = get_arch(arch).family if arch else "ampere"
+    row = kernel_target(problem, family)
+    if row is None:
+        return Support(False, f"no {problem.direction} kernel for {arch or 'any GPU'} yet; backend 'cpu' serves this request")
+    if row[1] == family:
+        return Support(True)
+    why = refusal(problem, family) or f"{arch} has no {problem.direction} kernel of its own yet"
+    return Support(True, f"{why}; the Ampere kernel serves this request", native=False)
 
 
 def _accepted(problem: AttentionProblem, backend: str) -> Support:
@@ -90,19 +99,26 @@ def load(direction: str, target: str) -> Callable[..., Any]:
     return implementation
 
 
-def kernel_target(direction: str, family: str) -> tuple[str, str] | None:
-    """The row that serves a family: its own, else the Ampere kernel's, which runs on every GPU of today; None where there is neither."""
-    return next((row for row in ((direction, family), (direction, "ampere")) if row in IMPLEMENTATIONS), None)
+def refusal(problem: AttentionProblem, family: str) -> str | None:
+    """Why the family's own kernel, where there is one, does not serve a request; None where it does."""
+    rule = REFUSALS.get((problem.direction, family))
+    return rule(problem.head_dim, problem.head_dim_v) if rule else None
 
 
-def kernel(direction: str, arch: str) -> str:
-    """The kernel class of a direction on an architecture, as "module:Class", without importing it.
+def kernel_target(problem: AttentionProblem, family: str) -> tuple[str, str] | None:
+    """The row that serves a request: the family's own, else the Ampere kernel's, which runs on every GPU of today; None without either."""
+    rows = ((problem.direction, family), (problem.direction, "ampere"))
+    return next((row for row in rows if row in IMPLEMENTATIONS and not refusal(problem, row[1])), None)
+
+
+def kernel(problem: AttentionProblem, arch: str) -> str:
+    """The kernel class that serves a request on an architecture, as "module:Class", without importing it.
 
     Raises:
         UnsupportedError: there is none.
         BackendError: an unknown architecture.
     """
-    row = kernel_target(direction, get_arch(arch).family)
+    row = kernel_target(problem, get_arch(arch).family)
     if row is None:
-        raise UnsupportedError("arch", arch, f"there is no {direction} kernel for it yet", "fa4.supports(...) says what is served")
+        raise UnsupportedError("arch", arch, f"there is no {problem.direction} kernel for it yet", "fa4.supports(...) says what is served")
     return IMPLEMENTATIONS[row]

@@ -6,6 +6,7 @@ from typing import Any
 
 from fa4.api import supports
 from fa4.arch import ARCHS
+from fa4.dispatch import Support
 
 FEATURES: dict[str, dict[str, Any]] = {
     "forward": {},
@@ -26,13 +27,17 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def support_table() -> tuple[list[str], list[list[str]]]:
-    """``(header, rows)``: a row a feature, a column for the CPU backend and each architecture, "yes" or "-"."""
+    """``(header, rows)``: a row a feature, a column for the CPU backend and each architecture, "yes", "Ampere" or "-"."""
     targets: dict[str, dict[str, Any]] = {"cpu": {}} | {name: {"arch": name, "backend": "vgpu"} for name in ARCHS}
     rows = [
-        [feature, *("yes" if supports(**({"head_dim": 128} | request | target)) else "-" for target in targets.values())]
+        [feature, *(_cell(supports(**({"head_dim": 128} | request | target))) for target in targets.values())]
         for feature, request in FEATURES.items()
     ]
     return ["feature", *targets], rows
+
+
+def _cell(support: Support) -> str:
+    return ("yes" if support.native else "Ampere") if support else "-"
 
 
 def support_page() -> str:
@@ -46,7 +51,8 @@ def support_page() -> str:
             "Generated from `fa4.supports()`; `fa4 support` prints the same table. A column is the CPU backend, or the GPU kernel of an",
             'architecture: on CUDA tensors (`backend="cuda"`), and on the virtual GPU (`backend="vgpu"`). `-` means that a request raises',
             "`UnsupportedError` before any work is done. So far kernels have run on the virtual GPU only: launches on CUDA tensors are",
-            "tested up to the CUDA runtime, on machines without a GPU.",
+            "tested up to the CUDA runtime, on machines without a GPU. `Ampere` means by the Ampere kernel, compiled for the",
+            "architecture; `fa4.supports(...).reason` says why not by a kernel of its own.",
             "",
             *lines,
             "",

@@ -74,10 +74,31 @@ def test_gradients_without_a_backward_kernel_are_refused_before_the_forward_runs
 
 
 def test_an_architecture_without_its_own_kernel_uses_the_ampere_kernel(monkeypatch):
-    assert kernel("forward", "sm_100a") == kernel("forward", "sm_80") == IMPLEMENTATIONS["forward", "ampere"]
-    monkeypatch.setitem(IMPLEMENTATIONS, ("forward", "blackwell"), "somewhere:Blackwell")
-    assert kernel("forward", "sm_100a") == "somewhere:Blackwell"
-    assert kernel("forward", "sm_120a") == IMPLEMENTATIONS["forward", "ampere"]
+    problem = AttentionProblem("forward", "bfloat16", 128, 128)
+    assert kernel(problem, "sm_90a") == kernel(problem, "sm_80") == IMPLEMENTATIONS["forward", "ampere"]
+    served = kernel_support(problem, "sm_90a")
+    assert served.ok and not served.native and "sm_90a has no forward kernel of its own" in served.reason
+    monkeypatch.setitem(IMPLEMENTATIONS, ("forward", "hopper"), "somewhere:Hopper")
+    assert kernel(problem, "sm_90a") == "somewhere:Hopper"
+    assert kernel_support(problem, "sm_90a").native
+
+
+@pytest.mark.parametrize(
+    ("dims", "arithmetic"),
+    [
+        ((256, 256), "2 x (S 128 + O 256) = 768 columns of tensor memory, which has 512"),
+        ((128, 136), "2 x (S 128 + O 144) = 544 columns"),
+        ((256, 128), "3072 + (Q 256 x 256 + 2 stages x 128 x 256 + O 0 x 128) x 2 = 265216 bytes of shared memory, of 232448"),
+    ],
+    ids=str,
+)
+def test_head_dims_beyond_the_blackwell_kernel_say_why_and_get_the_ampere_kernel(dims, arithmetic):
+    served = fa4.supports(head_dim=dims[0], head_dim_v=dims[1], arch="sm_100a")
+    assert served.ok and not served.native
+    assert arithmetic in served.reason
+    assert "the Ampere kernel serves this request" in served.reason
+    assert kernel(AttentionProblem("forward", "bfloat16", *dims), "sm_100a") == IMPLEMENTATIONS["forward", "ampere"]
+    assert fa4.supports(head_dim=192, head_dim_v=128, arch="sm_100a").native
 
 
 @pytest.mark.parametrize("key", IMPLEMENTATIONS, ids=str)

@@ -201,8 +201,10 @@ def _kernels() -> dict[str, Any]:
 def _served(family: str) -> str:
     """The kernel that each direction gets on an architecture of this family."""
     from fa4 import dispatch
+    from fa4.problem import AttentionProblem, Direction
 
-    rows = {direction: dispatch.kernel_target(direction, family) for direction in ("forward", "backward")}
+    directions: tuple[Direction, ...] = ("forward", "backward")
+    rows = {each: dispatch.kernel_target(AttentionProblem(each, "bfloat16", 128, 128), family) for each in directions}
     return ", ".join(f"{direction} {'-' if row is None else row[1]}" for direction, row in rows.items())
 
 

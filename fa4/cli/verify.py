@@ -71,14 +71,10 @@ def _run_peer(arguments: argparse.Namespace) -> int:
     print(f"{arguments.peer} {VERSION}, {arguments.direction}, bfloat16, {arguments.arch} on the virtual GPU,", end=" ")
     print(f"{arguments.schedule} schedule, seed {arguments.seed}: {len(cases)} requests", flush=True)
     failed = 0
-    notes: dict[str, None] = {}
     for answer in run_witnesses(arguments.arch, cases, arguments.schedule, [arguments.seed]):
         failed += not answer.ok
-        notes.update(dict.fromkeys(answer.notes))
         shown = [result for result in answer.results if not result.ok] or sorted(answer.results, key=lambda r: r.share)[-1:]
         print(f"{'' if answer.ok else 'WRONG '}{answer.witness}:", "; ".join(map(str, shown)), answer.failure, flush=True)
-    for note in notes:
-        print(f"noted: {note}")
     print(f"{failed} of {len(cases)} requests failed" if failed else f"all {len(cases)} requests within their bounds")
     return 1 if failed else 0
 

@@ -47,7 +47,7 @@ def compile_kernel(problem: AttentionProblem, config: Any, arch: str, line_info:
         CompileError: the toolchain is not usable, or the DSL refuses the kernel; its own error is the cause.
         UnsupportedError: there is no kernel for the request.
     """
-    source = dispatch.kernel(problem.direction, arch)
+    source = dispatch.kernel(problem, arch)
     tools = toolchain.current()
     if tools.machine not in toolchain.HOST_TARGETS:
         raise CompileError(f"host code for {tools.machine} is not supported; compile on one of {', '.join(toolchain.HOST_TARGETS)}")

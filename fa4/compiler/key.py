@@ -37,7 +37,7 @@ def kernel_key(problem: AttentionProblem, config: Any, arch: str, line_info: boo
 
 def key_parts(problem: AttentionProblem, config: Any, arch: str, line_info: bool = False) -> dict[str, Any]:
     """What the key is a hash of, by name."""
-    kernel = dispatch.kernel(problem.direction, arch)
+    kernel = dispatch.kernel(problem, arch)
     return {
         "format": FORMAT,
         "kernel": kernel,

@@ -22,7 +22,7 @@ from fa4.arch import arch_for_capability
 from fa4.compiler.artifact import Artifact
 from fa4.compiler.load import cuda_error
 from fa4.errors import BackendError, CudaError
-from fa4.problem import AttentionOptions, Direction
+from fa4.problem import AttentionOptions, AttentionProblem, Direction
 from fa4.runtime import device, forward
 from fa4.runtime.forward import Scalar
 
@@ -41,7 +41,9 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         CudaError: the host code or CUDA refused the call.
     """
     index = q.get_device()
-    return forward.attention_forward(q, k, v, options, target("forward", index, arch), partial(run, index))
+    own = target(index, arch)
+    _announce("forward", own, (q.shape[3], v.shape[3]))
+    return forward.attention_forward(q, k, v, options, own, partial(run, index))
 
 
 def run(index: int, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
@@ -65,7 +67,7 @@ def _reason(error: Exception) -> str:
 
 
 @lru_cache(maxsize=256)
-def target(direction: Direction, index: int, arch: str | None = None) -> str:
+def target(index: int, arch: str | None = None) -> str:
     """The architecture whose kernels run on device ``index``; asked of a device once.
 
     Raises:
@@ -74,15 +76,15 @@ def target(direction: Direction, index: int, arch: str | None = None) -> str:
     own = arch_for_capability(device.capability(index))
     if arch is not None and arch != own.name:
         raise BackendError("arch", arch, f"is not the architecture of cuda:{index}, {own.name}", "leave arch out on CUDA tensors")
-    row = dispatch.kernel_target(direction, own.family)
-    if row is not None and row[1] != own.family:
-        _announce(direction, own.name, row[1])
     return own.name
 
 
-@lru_cache(maxsize=64)
-def _announce(direction: str, arch: str, family: str) -> None:
-    _log.warning("%s has no %s kernel of its own yet: the %s kernel runs there, compiled for %s", arch, direction, family.title(), arch)
+@lru_cache(maxsize=256)
+def _announce(direction: Direction, arch: str, head_dims: tuple[int, int]) -> None:
+    """Say once where the Ampere kernel stands in for one of the architecture's own."""
+    support = dispatch.kernel_support(AttentionProblem(direction, "bfloat16", *head_dims), arch)
+    if support and not support.native:
+        _log.warning("%s (compiled for %s)", support.reason, arch)
 
 
 def _load(artifact: Artifact, index: int) -> tuple[Artifact, Callable[..., Any]]:

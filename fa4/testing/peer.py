@@ -28,8 +28,8 @@ def main(arch: str, schedule: str, *seeds: str) -> None:
     for line in sys.stdin:
         case = witness(json.loads(line))
         for seed in map(int, seeds):
-            # A tile has more rows than the tensor; three of the rules of the ISA are not kept.
-            with attach(arch, schedule=cast(Any, schedule), seed=seed, unwritten="nan", strict=False, line_info=False) as gpu, torch_cuda():
+            # A tile has more rows than the tensor.
+            with attach(arch, schedule=cast(Any, schedule), seed=seed, unwritten="nan", line_info=False) as gpu, torch_cuda():
                 print(json.dumps(asdict(_answer(gpu, case))), flush=True)
 
 
@@ -46,7 +46,6 @@ def _answer(gpu: Gpu, case: Witness) -> Answer:
         instructions=report.instructions,
         seconds=report.seconds,
         paired=any("cta_group::2" in opcode for opcode in report.by_opcode if "mma" in opcode),
-        notes=report.notes,
     )
 
 

@@ -78,7 +78,7 @@ class Answer:
     """What the peer did with a request.
 
     ``results`` has a comparison with float64 for each result and sequence; ``kernels`` the names of what was launched, ``instructions``
-    how many warp instructions that was, in ``seconds``; ``paired`` says whether CTA pairs multiplied; ``notes`` are those of the report;
+    how many warp instructions that was, in ``seconds``; ``paired`` says whether CTA pairs multiplied;
     ``digests`` are hashes of the bits of each result; ``failure`` is the error, if there was one.
     """
 
@@ -88,7 +88,6 @@ class Answer:
     instructions: int = 0
     seconds: float = 0.0
     paired: bool = False
-    notes: tuple[str, ...] = ()
     digests: tuple[tuple[str, str], ...] = ()
     failure: str = ""
 
@@ -178,5 +177,5 @@ def witness(data: dict[str, Any]) -> Witness:
 
 def _answered(data: dict[str, Any]) -> Answer:
     results = tuple(Comparison(**{**result, "index": tuple(result["index"])}) for result in data.pop("results"))
-    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "notes", "digests")}
+    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "digests")}
     return Answer(**{**data, **lists, "witness": witness(data["witness"]), "results": results})

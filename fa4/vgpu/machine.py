@@ -16,7 +16,7 @@ from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError
-from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, FaultError, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
 from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Observer, Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
@@ -55,7 +55,7 @@ class Launch:
 
     ``progress`` counts whatever may let a waiting warp go on; ``busy`` are the engines that have something to do, the one that waits
     longest first; ``impatient`` draws waits that
-    end in vain; ``expired`` are the places where warps waited since there was progress; ``notes`` are what its report shall say.
+    end in vain; ``expired`` are the places where warps waited since there was progress.
     """
 
     code: Code
@@ -76,11 +76,9 @@ class Launch:
     busy: dict[Engine, None] = field(default_factory=dict)
     maps: dict[bytes, TensorMap] = field(default_factory=dict)
     expired: set[tuple[Any, ...]] = field(default_factory=set)
-    notes: dict[str, None] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
     blank: int = UNWRITTEN
-    strict: bool = True
 
     @property
     def kernel(self) -> Kernel:
@@ -101,12 +99,6 @@ class Launch:
     def threads(self) -> int:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
-
-    def breach(self, fault: FaultError) -> None:
-        """A rule of the ISA is broken that GPUs are known not to insist on: an error, or a note where the machine is not strict."""
-        if self.strict:
-            raise fault
-        self.notes[fault.message] = None
 
     def specials(self) -> dict[str, Array]:
         """Special registers: one value a lane, or one for all; those of the CTA's place are set as it starts (PTX ISA 10)."""
@@ -156,10 +148,7 @@ class Gpu:
             "early", when they are issued (a cp.async then reads its source; its destination may still not be touched before the wait).
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
         unwritten: what a read of shared memory or of a register is that nothing was written to: an "error", or "nan", bytes of 0xFF, for
-            kernels that compute on rows of a tile beyond the tensor and drop the result.
-        strict: whether breaches of the ISA on which GPUs are known not to insist are errors, or notes in the report: different
-            numbers in the setmaxnreg of a warpgroup, several lanes that initialise one mbarrier, a CTA that ends before its bulk
-            stores have read its shared memory (they read it then).
+            kernels that compute on rows of a tile beyond the tensor and drop the result. Predicates are always an error.
         observer: told of block entries and synchronisation; None costs nothing.
     """
 
@@ -173,7 +162,6 @@ class Gpu:
         delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
         unwritten: Literal["error", "nan"] = "error",
-        strict: bool = True,
         observer: Observer | None = None,
     ) -> None:
         if arch not in ARCHES:
@@ -191,7 +179,6 @@ class Gpu:
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
-        self.strict = strict
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
@@ -240,10 +227,9 @@ class Gpu:
         entry = program.kernel(kernel)
         size = _dim3("cluster", cluster or (1, 1, 1))
         clustered = size != (1, 1, 1)
-        key = kernel, ARCHES[self.arch][0], clustered, self.blank
+        key = kernel, ARCHES[self.arch][0], clustered
         if key not in program.code:
-            watched = watch(entry) if self.blank == UNWRITTEN else replace(watch(entry), rows={}, reads={})
-            program.code[key] = Code(entry, watched, ARCHES[self.arch][0], clustered)
+            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered)
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
         start = time.perf_counter()
@@ -257,14 +243,13 @@ class Gpu:
             for variable in loaded:
                 self.memory.remove(variable.offset)
         report = launch_report(launch, steps, time.perf_counter() - start)
-        report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block, notes=tuple(launch.notes))
+        report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
 
     def report(self) -> Report:
         """All launches so far together."""
-        notes = dict.fromkeys(note for report in self.reports for note in report.notes)
-        return replace(total_report(self.reports), launches=tuple(self.reports), notes=tuple(notes))
+        return replace(total_report(self.reports), launches=tuple(self.reports))
 
     def _launch(self, code: Code, geometry: tuple[Dim3, Dim3, Dim3], dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel
@@ -290,7 +275,7 @@ class Gpu:
             "const": Block("constant", bank, tracked=False, writable=False),
         }
         options = self.memory, self.approx_seed, self.early, self.observer
-        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank, strict=self.strict)
+        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank)
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)

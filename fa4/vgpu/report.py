@@ -20,7 +20,6 @@ class Report:
     summed over CTAs, ``by_source`` source lines ("file:line", "" without a line table). ``bytes`` are what lanes asked for, by space,
     and what bulk copies moved.
     ``steps`` are basic blocks executed, ``seconds`` is the time of the host. ``kernel``, ``grid`` and ``block`` say what was launched.
-    ``notes`` are breaches of the ISA on which GPUs are known not to insist (see ``Gpu``, ``strict``).
 
     ``str(report)`` is a text of several lines; ``data()`` is fit for JSON.
     """
@@ -38,7 +37,6 @@ class Report:
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
     launches: tuple[Report, ...] = ()
-    notes: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Everything as dictionaries, lists, strings and numbers."""
@@ -71,7 +69,6 @@ class Report:
             yield from (f"  {count:>12,}  {source}" for count, source in sources[:limit])
             if len(sources) > limit:
                 yield f"  {sum(count for count, _ in sources[limit:]):>12,}  on {len(sources) - limit} other lines"
-        yield from (f"note: {note}" for note in self.notes)
         for number, launch in enumerate(self.launches, start=1):
             yield f"launch {number}: {launch._summary()}"
 

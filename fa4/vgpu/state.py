@@ -13,7 +13,7 @@ from fa4.vgpu.async_copy import Copies
 from fa4.vgpu.engine import RUNNING, Engine, Issuer, Signal, Wait, park
 from fa4.vgpu.errors import OutOfBoundsError, TrapError, UninitializedError
 from fa4.vgpu.mbarrier import Mbarrier, Mbarriers
-from fa4.vgpu.memory import RANK_SHIFT, UNWRITTEN, WINDOW_SHIFT, WINDOWS, Block, FaultError, GlobalMemory, LocalMemory, spread
+from fa4.vgpu.memory import RANK_SHIFT, WINDOW_SHIFT, WINDOWS, WRITTEN, Block, FaultError, GlobalMemory, LocalMemory, spread
 
 if TYPE_CHECKING:
     from fa4.vgpu.cluster import Cluster
@@ -73,10 +73,13 @@ class Cta:
             self.specials[f"%clusterid.{axis}"][:] = self.cluster.id[i]
             self.specials[f"%cluster_ctaid.{axis}"][:] = inside[i]
         self.specials["%cluster_ctarank"][:] = self.rank
+        tolerant = launch.blank == WRITTEN
         for values in self.rows.values():
-            values.view(np.uint8)[:] = 0xAA if launch.blank == UNWRITTEN else 0xFF
+            values.view(np.uint8)[:] = 0xFF if tolerant else 0xAA
         self.predicates[:] = False
         self.defined[:] = False
+        for register, row in launch.watch.rows.items():
+            self.defined[row] = tolerant and register.bits > 1
         self.shared.reset()
         self.local.block.reset()
         self.copies = Copies(32 * self.warp_count, self.shared, launch.memory, launch.early)
@@ -131,7 +134,7 @@ class Gang:
                 setattr(self, kind, views)
         if 32 in cta.rows:
             self.R32 = cta.rows[32][:, here]
-        wide = cta.rows.get(64, np.zeros((0, cta.rows[32].shape[1]), np.uint64))[:, here]
+        wide = cta.rows.get(64, np.zeros((0, cta.predicates.shape[1]), np.uint64))[:, here]
         self.x2 = list(wide.view(np.float32))
         self.lo, self.hi = list(wide.view(np.uint32)[:, 0::2]), list(wide.view(np.uint32)[:, 1::2])
         self.p = list(cta.predicates[:, here])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fa4.vgpu import barrier
+from fa4.vgpu import barrier, tensor_multiply
 from fa4.vgpu.bulk import check_end
 from fa4.vgpu.emit import Compiled, EmitError, compile_block
 from fa4.vgpu.engine import EXITED, Engine, Issuer, wake
@@ -147,6 +147,7 @@ def _move(launch: Launch, cta: Cta, warp: Warp, index: int, moves: dict[int, Arr
         cta.cluster.barrier.check()
         if not cta.live:
             check_end(cta)
+            tensor_multiply.check_end(cta)
         return
     warp.block = min(at)
     warp.full = len(at) == 1 and ((len(moves) == 1 and warp.full) or bool(next(iter(at.values())).all()))

@@ -272,3 +272,24 @@ def issue(cta: Cta, multiply: Multiply) -> None:
     if not (isinstance(last, Chain) and last.extend(multiply)):
         members = sorted((m.cta for m in memories), key=lambda c: c.rank)
         engine.push(Chain(multiply, members), multiply.issuer)
+
+
+def check_end(cta: Cta) -> None:
+    """A CTA ends: what the tensor core was given must be done, except for arrivals, which are done now; tensor memory must be free.
+
+    Raises:
+        FaultError: something is left; all tensor memory must be given back before a kernel ends (9.7.16.7.1).
+    """
+    for other in cta.cluster.ctas:
+        engine = other.engines.get("tcgen05")
+        for operation in engine.queue if engine is not None else ():
+            if isinstance(operation.run, Chain) and cta in operation.run.members:
+                fault = FaultError(TensorMemoryError, f"CTA {cta.id} ends before a multiplication that uses its memory is complete")
+                fault.issuer = operation.issuer
+                raise fault
+    if "tcgen05" in cta.engines:
+        cta.engines["tcgen05"].finish()
+    memory = cta.units.get(TensorMemory)
+    if memory is not None and set(memory.allocations) - memory.leaving:
+        left = ", ".join(f"{n} from {s:#x}" for s, n in memory.allocations.items() if s not in memory.leaving)
+        raise FaultError(TensorMemoryError, f"CTA {cta.id} ends with columns of tensor memory that were not deallocated: {left}")

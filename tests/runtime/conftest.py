@@ -14,10 +14,14 @@ def gpu():
         pytest.skip("needs a CUDA GPU")
 
 
-@pytest.fixture(params=[pytest.param("vgpu", marks=pytest.mark.vgpu), pytest.param("cuda", marks=pytest.mark.gpu)])
+# Architectures that have a forward kernel of their own.
+ARCHS = ("sm_80", "sm_100a")
+
+
+@pytest.fixture(params=[*(pytest.param(arch, marks=pytest.mark.vgpu) for arch in ARCHS), pytest.param("cuda", marks=pytest.mark.gpu)])
 def attention(request):
     """``attention(q, k, v, **options) -> (out, lse)`` of CPU tensors, on the virtual GPU and on a real one."""
-    if request.param == "vgpu":
-        return on_virtual_gpu()
+    if request.param in ARCHS:
+        return on_virtual_gpu(request.param)
     request.getfixturevalue("gpu")
     return on_gpu

@@ -96,9 +96,9 @@ DONE:
 """
 
 
-def store(wait, schedule="round_robin", seed=0, delay="late", reduce="", op="", target=None, **options):
+def store(wait, schedule="round_robin", seed=0, delay="late", reduce="", op="", target=None):
     body = HEAD + STORE.replace("{reduce}", reduce).replace("{op}", op).replace("@\nDONE", wait + "\nDONE")
-    return run(body, gpu=on(schedule, seed, delay=delay, **options), shared=128, arrays=(None, target, None))
+    return run(body, gpu=on(schedule, seed, delay=delay), shared=128, arrays=(None, target, None))
 
 
 @pytest.mark.parametrize("delay", ["late", "early"])
@@ -111,7 +111,6 @@ def test_store(schedule, seed, delay):
             with pytest.raises(PendingCopyError, match="ends before a bulk copy has read its shared memory") as caught:
                 store(wait, schedule, seed, delay)
             assert caught.value.place.ptx_text.startswith("cp.async.bulk.global")
-            assert np.array_equal(store(wait, strict=False)[1][:32], np.arange(32)), "GPUs are known to finish such a store"
 
 
 def test_bytes_in_the_report():

@@ -224,3 +224,14 @@ def test_places_come_from_the_line_table():
 def test_text_that_is_no_ptx(body, message):
     with pytest.raises(PtxSyntaxError, match=message):
         Program.parse(kernel(body))
+
+
+def test_unwritten_registers_may_be_nan():
+    body = "setp.lt.u32 %p1, %r0, 16;\n@%p1 mov.u32 %r1, 5;\nadd.f32 %r2, %r1, %r1;\nst.global.u32 [%d12], %r2;"
+    with pytest.raises(UninitializedError, match="register %r1"):
+        run(body)
+    out = run(body, gpu=Gpu(unwritten="nan"))[1][:32].view(np.float32)
+    assert np.isnan(out[16:]).all()
+    assert not np.isnan(out[:16]).any()
+    with pytest.raises(UninitializedError, match="register %p5"):
+        run("@%p5 mov.u32 %r1, 5;", gpu=Gpu(unwritten="nan"))

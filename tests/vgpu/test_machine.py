@@ -156,3 +156,9 @@ def test_unwritten_registers_as_nan():
         else:
             gpu.launch(*launch)
             assert buffers[1].view(np.uint32)[:32].tolist() == [6] * 16 + [4] * 16
+
+
+@pytest.mark.parametrize("body", ["ret;", ".reg .b64 %d<3>;\nmov.u64 %d1, 5;\nadd.u64 %d2, %d1, 1;\nret;"])
+def test_kernels_without_registers_of_some_width(body):
+    program = Program.parse(f".version 8.8\n.target sm_80\n.address_size 64\n.visible .entry k() {{\n{body}\n}}")
+    assert Gpu().launch(program, "k", (1,), (64,)).instructions == 2 * (body.count(";") - body.count(".reg"))

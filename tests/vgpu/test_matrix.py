@@ -223,3 +223,17 @@ def test_forms_that_are_not_modelled_say_so():
         with pytest.raises(UnsupportedInstructionError, match=f"mma.sync.aligned.{opcode}") as caught:
             run(f"mov.u32 %r1, 0;\nmma.sync.aligned.{opcode} {{%r2,%r3,%r4,%r5}}, {{%r1,%r1,%r1,%r1}}, {{%r1,%r1}}, {{%r1,%r1,%r1,%r1}};")
         assert caught.value.place.ptx_line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r1], {%r2};",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r2, %r3}, [%r1];",
+        "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r2}, [%r1];",
+        "cvt.rs.bf16x2.f32 %r2, %r1, %r1, %r1;",
+    ],
+)
+def test_forms_of_sm_100_that_are_not_modelled_say_so(text):
+    with pytest.raises(UnsupportedInstructionError, match=text.split()[0]):
+        run("mov.u32 %r1, 0;\nmov.u32 %r2, 0;\n" + text, shared=512)

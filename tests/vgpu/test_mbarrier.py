@@ -217,16 +217,12 @@ def test_misuse(body, faulty, clean, error, message):
     assert caught.value.place.ptx_text.startswith("mbarrier.")
 
 
-def test_two_lanes_that_initialise():
-    body = init(1).replace("@%p19 ", "")
-    with pytest.raises(BarrierError, match="32 lanes initialise the mbarrier at 0x400"):
-        run(body, gpu=Gpu("sm_90a"))
-    gpu = Gpu("sm_90a", strict=False)
-    run(body, gpu=gpu)
-    assert gpu.report().notes == ("32 lanes initialise the mbarrier at 0x400",)
-    body = body.replace("mbarrier.init", "add.u32 %r9, %r0, 1;\nmbarrier.init").replace("[bars], 1;", "[bars], %r9;")
-    with pytest.raises(BarrierError, match="32 lanes initialise the mbarrier at 0x400"):
-        run(body, gpu=gpu)
+def test_lanes_that_initialise_together():
+    run(init(1).replace("@%p19 ", ""), gpu=Gpu("sm_90a"))
+    with pytest.raises(BarrierError, match=r"lanes initialise the mbarrier at 0x400 with different counts: \[1, 2, 3"):
+        run(init("%r1").replace("@%p19 ", "add.u32 %r1, %r0, 1;\n"), gpu=Gpu("sm_90a"))
+    with pytest.raises(BarrierError, match="is initialised again"):
+        run(init(1).replace("@%p19 ", ""), threads=64, gpu=Gpu("sm_90a"))
 
 
 def test_a_wait_for_a_phase_that_never_ends_is_a_table():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from matrix_tiles import dump, registers
@@ -62,7 +64,19 @@ def split_of(shape):
     return f", {SPLIT}" if shape == "16x32bx2" else ""
 
 
+def give_back(body):
+    """The body, and behind it the deallocation of what it allocates, unless it does that itself."""
+    allocations = re.findall(r"tcgen05\.alloc\.cta_group::(\d)\S* \[%r3\+(\d+)\], (\S+);", body)
+    if "dealloc" in body or not allocations:
+        return body
+    lines = ["bar.sync 0;", "setp.ge.u32 %p1, %r0, 32;", "@%p1 bra FREED;"]
+    for group, slot, columns in allocations:
+        lines.append(f"ld.shared.u32 %r1, [%r3+{slot}];\ntcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r1, {columns};")
+    return "\n".join([body, *lines, "FREED:"])
+
+
 def execute(body, words=WORDS, **options):
+    body = give_back(body)
     gpu = options.pop("gpu", None) or Gpu("sm_100a")
     return run(body, gpu=gpu, threads=options.pop("threads", 128), shared=4096, arrays=(None, None, np.zeros(words, np.uint32)), **options)[
         2
@@ -212,6 +226,13 @@ def test_lanes_must_agree_and_be_there():
 )
 def test_misused_allocation(body, message):
     fault(body, TensorMemoryError, message, threads=32)
+
+
+def test_a_cta_must_give_its_columns_back():
+    kept = allocate(64) + "mov.u32 %r4, 0;  // no dealloc"
+    place = fault(kept, TensorMemoryError, "ends with columns of tensor memory that were not deallocated: 64 from 0x0")
+    assert place.cta == (0, 0, 0)
+    execute(allocate(64))
 
 
 def test_an_allocation_that_never_finds_room_is_a_deadlock():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matrix_tiles import A_AT, B_AT, SHARED, TYPES, U32, dump, fill_shared, layout, matrix, place, registers
 from ptx_text import run
-from test_tensor_memory import allocate
+from test_tensor_memory import allocate, give_back
 
 from fa4.vgpu import Gpu, MatrixDescriptorError, TensorMemoryError, UninitializedError, UnsupportedInstructionError, VgpuError
 from fa4.vgpu.descriptor import MatrixDescriptor, Operand
@@ -93,7 +93,7 @@ def execute(body, memories, columns, group=1, **options):
     gpu = Gpu("sm_100a", **options)
     cluster = None if group == 1 else (2,)
     arrays = (None, source.reshape(-1), out.reshape(-1))
-    run(begin(memories[0], group) + body, gpu=gpu, threads=128, grid=group, shared=SHARED - 1024, arrays=arrays, cluster=cluster)
+    run(give_back(begin(memories[0], group) + body), gpu=gpu, threads=128, grid=group, shared=SHARED - 1024, arrays=arrays, cluster=cluster)
     return out
 
 
@@ -242,7 +242,7 @@ def test_the_tensor_core_is_late_and_reads_what_is_there_then():
     """Without a wait D is not there; what overwrites A before the commit has arrived changes D."""
     memories, exact = simple()
     lines = only_thread_0([step(0), step(1), commit()])
-    without = (lines + finish(64)).replace("@!%p3 bra WAIT;", "").replace(READY, "")
+    without = (lines + finish(64)).replace("@!%p3 bra WAIT;", "").replace(READY, "") + f"\nLATE:\n{READY}\n@!%p3 bra LATE;\n"
     assert np.isnan(execute(without, memories, 64)[0].view(np.float32)).all()
     overwrite = (
         f"shl.b32 %r6, %r0, 4;\nadd.u32 %r6, %r6, %r8;\nmov.b32 %r11, 0;\nst.shared.v4.u32 [%r6+{A_AT}], {{%r11, %r11, %r11, %r11}};\n"
@@ -332,3 +332,12 @@ def test_a_later_step_is_blamed_for_its_own_fault():
     with pytest.raises(VgpuError, match="A: 16 bytes at shared address") as caught:
         execute(only_thread_0([step(0), step(1), beyond, commit()]) + finish(64), memories, 64)
     assert caught.value.place.ptx_text == beyond
+
+
+def test_a_cta_must_not_end_before_its_multiplications():
+    memories, exact = simple()
+    lines = only_thread_0([step(0), step(1), commit()])
+    with pytest.raises(TensorMemoryError, match="ends before a multiplication that uses its memory is complete") as caught:
+        execute(lines, memories, 64)
+    assert caught.value.place.ptx_text == step(0)
+    assert np.array_equal(execute(lines + finish(64), memories, 64)[0].view(np.float32), exact)

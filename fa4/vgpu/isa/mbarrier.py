@@ -104,18 +104,21 @@ def initialise(g: Any, address: Array, count: Array, mask: Array | None) -> None
     counts = spread(count, g.n)
     for i, where, lanes in by_warp(g.warps, address, mask):
         cta, offset = g.shared_of(where)
-        if lanes.size > 1:
-            fault = FaultError(BarrierError, f"{lanes.size} lanes initialise the mbarrier at {offset:#x}", lane_mask(g, i, lanes))
-            if np.unique(counts[32 * i + lanes]).size > 1:
-                raise fault
-            g.cta.launch.breach(fault)
+        given = set(counts[32 * i + lanes].tolist())
+        if len(given) > 1:
+            message = f"lanes initialise the mbarrier at {offset:#x} with different counts: {sorted(given)}"
+            raise FaultError(BarrierError, message, lane_mask(g, i, lanes))
         try:
             cta.mbarriers.init(offset, int(counts[32 * i + lanes[0]]))
         except FaultError as fault:
             raise FaultError(fault.error, fault.message, lane_mask(g, i, lanes)) from None
 
 
-@ending("mbarrier.init", section=SECTION + ".9", forms="shared::cta or generic; an error where one is already")
+@ending(
+    "mbarrier.init",
+    section=SECTION + ".9",
+    forms="shared::cta or generic; by one lane, or by several with one count; an error where one is already",
+)
 def _init(e: Emitter, op: Op, mods: Mods) -> None:
     mods.type("b64")
     address = shared_address(e, op, mods, 0, "shared", "shared::cta")

@@ -1,8 +1,8 @@
 """setmaxnreg (PTX ISA 9.7.19.5): registers move between the warpgroups of a CTA, out of the pool that its launch got.
 
 PTX does not say how many registers a thread has at the launch: it counts as the most that fit the machine, which is what an assembler
-is told to use for kernels with setmaxnreg. The ISA has all warps of a warpgroup execute the same setmaxnreg; kernels that run on GPUs give
-the warps of one warpgroup different numbers, and each warp gets what it asked for.
+is told to use for kernels with setmaxnreg. The ISA wants all warps of a warpgroup to execute the same instruction; flash-attn-4's sm_100
+backward does not (24 in one warp, 88 in another), and runs: here they must only agree whether they grow or shrink.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REGISTERS = 65536
 
 
 class RegisterPool:
-    """Registers of a CTA: ``count`` per thread of each warp, ``free`` that no warp has; ``history`` is what each warp asked for."""
+    """Registers of a CTA: ``count`` per thread of each warp, ``free`` that no warp has; ``history`` says whether each warp grew."""
 
     def __init__(self, cta: Cta) -> None:
         self.cta = cta
@@ -39,28 +39,26 @@ class RegisterPool:
         most = REGISTERS // (32 * cta.warp_count * kernel.min_ctas) // 8 * 8
         self.count = [min(kernel.max_registers or 255, most)] * cta.warp_count
         self.free = 0
-        self.history: list[list[int]] = [[] for _ in self.count]
+        self.history: list[list[bool]] = [[] for _ in self.count]
         self.signal = Signal()
 
     def request(self, warp: int, number: int, grow: bool) -> None:
         """Check what a warp asks for.
 
         Raises:
-            FaultError: it grows to fewer or shrinks to more registers than it has, or another warp of its warpgroup did something else.
+            FaultError: it grows to fewer or shrinks to more registers than it has, or another warp of its warpgroup did the opposite.
         """
         have = self.count[warp]
         if (number < have) if grow else (number > have):
             verb = "inc" if grow else "dec"
             raise FaultError(BarrierError, f"setmaxnreg.{verb} to {number} registers in warp {warp}, which has {have}")
-        self.history[warp].append(number)
+        self.history[warp].append(grow)
         step = len(self.history[warp]) - 1
         for other in self.warpgroup(warp):
             theirs = self.history[other]
-            if len(theirs) > step and theirs[step] != number:
-                low, high = sorted((warp, other))
-                numbers = self.history[low][step], self.history[high][step]
-                message = f"setmaxnreg to {numbers[0]} registers in warp {low}, to {numbers[1]} in warp {high} of its warpgroup"
-                self.cta.launch.breach(FaultError(DivergenceError, message))
+            if len(theirs) > step and theirs[step] != grow:
+                verb = f"inc and warp {other} dec" if grow else f"dec and warp {other} inc"
+                raise FaultError(DivergenceError, f"warp {warp} executes setmaxnreg.{verb}, in one warpgroup")
 
     def warpgroup(self, warp: int) -> range:
         """The four warps around one."""

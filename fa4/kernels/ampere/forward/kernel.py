@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, memory
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from fa4.config import AmpereForwardConfig, ampere_forward_shared_memory, padded_head_dim
 from fa4.kernels.ampere.forward.epilogue import store_lse, store_output
@@ -17,28 +16,11 @@ from fa4.kernels.ampere.forward.load import TileLoad
 from fa4.kernels.ampere.forward.mainloop import Mainloop
 from fa4.kernels.ampere.forward.mma import operands
 from fa4.kernels.common import online_softmax
+from fa4.kernels.common.host import DTYPES, Divisors, Limits, forward_arguments, kernel_name
 from fa4.kernels.common.mask import Band, band_limits
 from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
-
-DTYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}
-SHORT = {"float16": "f16", "bfloat16": "bf16"}
-
-
-class Limits(NamedTuple):
-    """Bounds of the visible keys, see ``fa4.kernels.common.mask``; None where a side is open."""
-
-    left: Int32 | None
-    right: Int32 | None
-
-
-class Divisors(NamedTuple):
-    """Exact divisions by run-time counts: query tiles, query heads, and query heads per key head."""
-
-    tiles: cute.FastDivmodDivisorV2
-    heads: cute.FastDivmodDivisorV2
-    group: cute.FastDivmodDivisorV2
 
 
 class AmpereForward:
@@ -56,45 +38,12 @@ class AmpereForward:
     @property
     def name(self) -> str:
         """Stable name of the device function, without the suffix that the DSL adds."""
-        problem, config = self.problem, self.config
-        parts = ["fa4_ampere_forward", SHORT[problem.dtype], f"d{problem.head_dim}"]
-        if problem.head_dim_v != problem.head_dim:
-            parts.append(f"dv{problem.head_dim_v}")
-        parts += [
-            word
-            for word, present in (
-                ("causal", problem.causal),
-                ("left", problem.window[0]),
-                ("right", problem.window[1]),
-                ("softcap", problem.softcap),
-            )
-            if present
-        ]
-        parts.append(f"m{config.tile_m}n{config.tile_n}s{config.stages}t{config.threads}")
-        return "_".join(parts)
+        config = self.config
+        return kernel_name("ampere", self.problem, f"m{config.tile_m}n{config.tile_n}s{config.stages}t{config.threads}")
 
     def compile_arguments(self) -> tuple[Any, ...]:
-        """Arguments for ``cute.compile``: tensors of dynamic lengths and strides, the head dims static, absent numbers None."""
-        batch, seqlen_q, seqlen_k, heads_q, heads_kv = (cute.sym_int() for _ in range(5))
-
-        def tensor(seqlen: Any, heads: Any, head_dim: int) -> Any:
-            strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
-            return make_fake_tensor(self.dtype, (batch, seqlen, heads, head_dim), (*strides, 1), assumed_align=16)
-
-        problem = self.problem
-        lse = make_fake_tensor(Float32, (batch, heads_q, seqlen_q), (cute.sym_int64(), cute.sym_int64(), 1), assumed_align=4)
-        return (
-            tensor(seqlen_q, heads_q, problem.head_dim),
-            tensor(seqlen_k, heads_kv, problem.head_dim),
-            tensor(seqlen_k, heads_kv, problem.head_dim_v),
-            tensor(seqlen_q, heads_q, problem.head_dim_v),
-            lse,
-            Float32(1.0),
-            Float32(1.0) if problem.softcap else None,
-            Int32(0) if problem.window[0] else None,
-            Int32(0) if problem.window[1] else None,
-            make_fake_stream(),
-        )
+        """Arguments for ``cute.compile``."""
+        return forward_arguments(self.problem)
 
     @cute.jit
     def __call__(

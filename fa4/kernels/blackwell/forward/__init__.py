@@ -1,0 +1,1 @@
+"""The forward kernel; ``kernel.BlackwellForward`` is the entry."""

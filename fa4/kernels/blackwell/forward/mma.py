@@ -1,0 +1,121 @@
+"""The MMA warp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.config import ELEMENT_BYTES, blackwell_columns, padded_head_dim
+from fa4.kernels.blackwell.forward.context import Context, Slot, following
+from fa4.kernels.blackwell.forward.storage import TILE_M
+from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
+
+EARLY = 3 / 4
+"""Share of P that the product starts with."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Descriptors of the operands in their first slots, and of the instructions."""
+
+    Q: Int64
+    K: Int64
+    V: Int64
+    qk: Int32
+    pv: Int32
+
+
+def slot_distance(c: Context) -> int:
+    """What the next slot of the ring adds to a descriptor."""
+    return c.config.tile_n * max(map(padded_head_dim, c.head_dims)) * ELEMENT_BYTES >> 4
+
+
+@cute.jit
+def scores(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: Int32) -> None:
+    """S = Q K^T of one query tile; then s_full."""
+    d = padded_head_dim(c.head_dims[0])
+    to = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
+    a = products.Q + stage * (TILE_M * d * ELEMENT_BYTES >> 4)
+    b = products.K + Int64(slot * slot_distance(c))
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(d // K_STEP):
+            from_a, from_b = k_offset(TILE_M, d, False, k), k_offset(c.config.tile_n, d, False, k)
+            multiply_ss(to, a + from_a, b + from_b, products.qk, Int32(k > 0))
+        tcgen05.commit(c.barriers.s_full.at(stage))
+
+
+@cute.jit
+def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: Int32, phase: Int32, first: Int32) -> None:
+    """O += P V of one query tile, or O = P V where ``first`` is 1, as P becomes ready."""
+    columns = blackwell_columns(c.config, c.head_dims[1])
+    dv, steps = padded_head_dim(c.head_dims[1]), c.config.tile_n // K_STEP
+    to, a = c.tmem + columns.O[stage], c.tmem + columns.S[stage]
+    b = products.V + Int64(slot * slot_distance(c))
+    early = int(steps * EARLY)
+    for begin, end, barrier in ((0, early, c.barriers.p_ready), (early, steps, c.barriers.p_last)):
+        barrier.wait(stage, phase)
+        with cute.arch.elect_one():
+            for k in cutlass.range_constexpr(begin, end):
+                keep = 1 - first if cutlass.const_expr(k == 0) else Int32(1)
+                multiply_ts(to, a + k * (K_STEP // 2), b + k_offset(c.config.tile_n, dv, True, k), products.pv, keep)
+
+
+@cute.jit
+def commit(barrier: cute.Pointer) -> None:
+    """Arrive when all products so far are complete."""
+    with cute.arch.elect_one():
+        tcgen05.commit(barrier)
+
+
+@cute.jit
+def run(c: Context) -> None:
+    """Issue all products.
+
+    Warps: one; an elected lane issues.
+    Owns: S (until softmax reads it) and O (while no correction is due) in tensor memory.
+    Waits: q_full, kv_full; p_ready and p_last before O += P V.
+    Signals: s_full, o_full, kv_empty, by commit.
+    Order: S0, S1 of the first key tile; then for each tile: O0 += P0 V, S0 of the next, O1 += P1 V, S1 of the next; O0, O1 of the last.
+    """
+    config, barriers, count = c.config, c.barriers, c.work.count
+    d, dv = map(padded_head_dim, c.head_dims)
+    qk = Int32(instruction(c.dtype, TILE_M, config.tile_n, False))
+    if cutlass.const_expr(c.scalars.flip_q is not None):
+        qk = qk | NEGATE_A if c.scalars.flip_q != 0 else qk
+    products = Products(
+        descriptor(c.shared.sQ.iterator.toint(), TILE_M, d),
+        descriptor(c.shared.sK.iterator.toint(), config.tile_n, d),
+        descriptor(c.shared.sV.iterator.toint(), config.tile_n, dv),
+        qk,
+        Int32(instruction(c.dtype, TILE_M, dv, True)),
+    )
+    slot = Slot(Int32(0), Int32(0))
+    if count > 0:
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            barriers.q_full.wait(stage, Int32(0))
+            if cutlass.const_expr(stage == 0):
+                barriers.kv_full.wait(slot.index, slot.phase)
+            scores(c, products, stage, slot.index)
+        commit(barriers.kv_empty.at(slot.index))
+        slot = following(slot, config.stages)
+    for step in cutlass.range(count - 1, unroll=1):
+        V, K = slot, following(slot, config.stages)
+        barriers.kv_full.wait(V.index, V.phase)
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            values(c, products, stage, V.index, step & 1, Int32(step == 0))
+            if cutlass.const_expr(stage == config.q_tiles - 1):
+                commit(barriers.kv_empty.at(V.index))
+            if cutlass.const_expr(stage == 0):
+                barriers.kv_full.wait(K.index, K.phase)
+            scores(c, products, stage, K.index)
+        commit(barriers.kv_empty.at(K.index))
+        slot = following(K, config.stages)
+    if count > 0:
+        barriers.kv_full.wait(slot.index, slot.phase)
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            values(c, products, stage, slot.index, (count - 1) & 1, Int32(count == 1))
+            commit(barriers.o_full.at(stage))

@@ -1,0 +1,101 @@
+"""The barriers of the kernel as data: who waits for whom, and how many arrivals complete a phase.
+
+::
+
+    load --q_full--> mma --s_full--> softmax --scale_full--> correction
+         --kv_full->     <-p_ready--                             |
+         <-kv_empty-     <-p_last---                             |
+                         <-p_ready-------------------------------+
+                         --o_full------------------------------->+--o_ready--> epilogue
+
+The factors that softmax hands to correction need no barrier back: the next one is written after s_full of the next key tile, whose S is
+issued after the product that waits for p_ready of this one, and correction arrives there when it has read the factor.
+
+Every barrier has an entry for each query tile, those of the ring one for each slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from fa4.config import BlackwellForwardConfig
+
+WARPS = 4
+"""Warps of a softmax or correction warpgroup: each arrives once, after all its lanes have done their part."""
+
+# name: (arrivals, whether there is one for each slot of the ring rather than for each query tile)
+GRAPH = {
+    "q_full": (1, False),  # load, with the bytes of Q, to mma
+    "kv_full": (1, True),  # load, with the bytes of K or V, to mma
+    "kv_empty": (1, True),  # mma, by commit: the products that read the slot are complete
+    "s_full": (1, False),  # mma, by commit: S is complete, and so is the product that read the P before
+    "p_ready": (2 * WARPS, False),  # softmax: most of P is in tensor memory; correction: O has the reference of this P
+    "p_last": (WARPS, False),  # softmax: all of P is
+    "scale_full": (WARPS, False),  # softmax to correction: a factor for O, at the end the sum of the row
+    "o_full": (1, False),  # mma, by commit: O is complete
+    "o_ready": (WARPS, False),  # correction to epilogue: O is in shared memory
+}
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """An array of mbarriers in shared memory."""
+
+    start: cute.Pointer
+
+    def at(self, index: Any) -> cute.Pointer:
+        """One of them."""
+        return self.start + index
+
+    @cute.jit
+    def wait(self, index: Int32, phase: Int32) -> None:
+        """Until the phase of this parity is complete."""
+        cute.arch.mbarrier_wait(self.at(index), phase)
+
+    @cute.jit
+    def arrive(self, index: Int32) -> None:
+        """Once for the warp, whose lanes have come this far and whose memory accesses are ordered before."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.at(index))
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """The barriers of ``GRAPH``."""
+
+    q_full: Barrier
+    kv_full: Barrier
+    kv_empty: Barrier
+    s_full: Barrier
+    p_ready: Barrier
+    p_last: Barrier
+    scale_full: Barrier
+    o_full: Barrier
+    o_ready: Barrier
+
+    @staticmethod
+    def counts(config: BlackwellForwardConfig) -> list[int]:
+        """Arrivals of each mbarrier, in the order they lie in memory."""
+        return [arrivals for arrivals, ring in GRAPH.values() for _ in range(config.stages if ring else config.q_tiles)]
+
+    @staticmethod
+    def allocate(allocator: Any, config: BlackwellForwardConfig) -> Barriers:
+        """Shared memory for all of them."""
+        start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
+        barriers, at = {}, 0
+        for name, (_, ring) in GRAPH.items():
+            barriers[name] = Barrier(start + at)
+            at += config.stages if ring else config.q_tiles
+        return Barriers(**barriers)
+
+    @cute.jit
+    def initialise(self, config: cutlass.Constexpr[BlackwellForwardConfig]) -> None:
+        """By one thread, before any other uses them."""
+        for i, count in enumerate(Barriers.counts(config)):
+            cute.arch.mbarrier_init(self.q_full.start + i, count)

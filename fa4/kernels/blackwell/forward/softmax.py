@@ -1,0 +1,165 @@
+"""The two softmax warpgroups."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.config import blackwell_columns
+from fa4.kernels.blackwell.forward.context import Context
+from fa4.kernels.blackwell.forward.mma import EARLY
+from fa4.kernels.blackwell.forward.storage import LANE, TILE_M
+
+CHUNK = 32
+"""Keys whose P is computed, rounded and stored at a time."""
+
+
+class Row(NamedTuple):
+    """A row so far: what is subtracted from scores (log2 units), the sum of P, key tiles seen."""
+
+    reference: Float32
+    total: Float32
+    step: Int32
+
+
+def columns(address: Int32, count: int) -> cute.Tensor:
+    """Tensor memory from ``address`` on as (lanes, columns)."""
+    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.tmem, assumed_align=16)
+    return cute.make_tensor(pointer, cute.make_layout((TILE_M, count), stride=(LANE, 1)))
+
+
+@cute.jit
+def load_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
+    """This thread's lane of ``values``' size columns, to registers; complete on return."""
+    count = cute.size(values)
+    source = columns(address, count)
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(min(count, 32))), Float32)
+    copy = tcgen05.make_tmem_copy(atom, source).get_slice(thread)
+    shape = copy.partition_D(cute.make_identity_tensor(source.shape)).shape
+    cute.copy(atom, copy.partition_S(source), cute.make_tensor(values.iterator, shape))
+    cute.arch.fence_view_async_tmem_load()
+
+
+@cute.jit
+def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
+    """The registers ``values`` to this thread's lane; ``fence_view_async_tmem_store`` completes it."""
+    count = cute.size(values)
+    to = columns(address, count)
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(min(count, 32))), Float32)
+    copy = tcgen05.make_tmem_copy(atom, to).get_slice(thread)
+    shape = copy.partition_S(cute.make_identity_tensor(to.shape)).shape
+    cute.copy(atom, cute.make_tensor(values.iterator, shape), copy.partition_D(to))
+
+
+@cute.jit
+def run(c: Context, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> None:
+    """From S to P, a row for each thread.
+
+    Warps: four for each query tile.
+    Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
+    Waits: s_full.
+    Signals: scale_full with a factor for each key tile and at the end the row's sum; p_ready after three quarters of P, p_last.
+    Order: S to registers; mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor memory; sum.
+    """
+    tiles = c.work.tiles
+    row = Row(-Float32.inf, Float32(0.0), Int32(0))
+    for tile in cutlass.range(tiles.end - 1, tiles.full_end - 1, -1, unroll=1):
+        row = visit(c, stage, thread, tile, row, True)
+    for tile in cutlass.range(tiles.full_end - 1, tiles.full_begin - 1, -1, unroll=1):
+        row = visit(c, stage, thread, tile, row, False)
+    if const_expr(c.work.band.left_limit is not None):
+        for tile in cutlass.range(tiles.full_begin - 1, tiles.begin - 1, -1, unroll=1):
+            row = visit(c, stage, thread, tile, row, True)
+    c.shared.total[thread, stage] = row.total
+    c.barriers.scale_full.arrive(stage)
+    index = c.work.first_row + stage * TILE_M + thread
+    if index < mLSE.shape[0]:
+        # A row that saw no key: -inf + log2(0) = -inf.
+        mLSE[index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+
+
+@cute.jit
+def visit(c: Context, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]) -> Row:
+    """One key tile."""
+    address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
+    S = cute.make_rmem_tensor(c.config.tile_n, Float32)
+    c.barriers.s_full.wait(stage, row.step & 1)
+    load_columns(address, S, thread)
+    if const_expr(c.scalars.gain is not None or masked):
+        for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
+            part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
+            if const_expr(c.scalars.gain is not None):
+                cap(part, c.scalars.gain)
+            if const_expr(masked):
+                hide(c, stage, thread, tile * c.config.tile_n + chunk * CHUNK, part)
+    largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
+    new = cute.arch.fmax(row.reference, largest)
+    grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
+    reference = new if grew else row.reference
+    factor = cute.math.exp2(row.reference - finite(reference), fastmath=True) if grew else Float32(1.0)
+    c.shared.factor[thread, stage] = factor
+    c.barriers.scale_full.arrive(stage)
+
+    total = row.total * factor
+    for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
+        total = total + exponentials(S, chunk, c.scalars.scale_log2, finite(reference))
+        P = cute.make_rmem_tensor(CHUNK, c.dtype)
+        for i in cutlass.range_constexpr(CHUNK):
+            P[i] = S[chunk * CHUNK + i].to(c.dtype)
+        words = cute.make_tensor(cute.recast_ptr(P.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
+        store_columns(address + chunk * (CHUNK // 2), words, thread)
+        if const_expr((chunk + 1) * CHUNK == int(c.config.tile_n * EARLY)):
+            cute.arch.fence_view_async_tmem_store()
+            c.barriers.p_ready.arrive(stage)
+    cute.arch.fence_view_async_tmem_store()
+    c.barriers.p_last.arrive(stage)
+    return Row(reference, total, row.step + 1)
+
+
+@cute.jit
+def finite(reference: Float32) -> Float32:
+    """What to subtract: 0 where every key so far is hidden, so that exp2(-inf - 0) = 0 and no (-inf) - (-inf) arises."""
+    return Float32(0.0) if reference == -Float32.inf else reference
+
+
+@cute.jit
+def exponentials(S: cute.Tensor, chunk: cutlass.Constexpr[int], scale_log2: Float32, reference: Float32) -> Float32:
+    """Replace scores of a chunk by P; returns their sum, before P is rounded."""
+    total = (Float32(0.0), Float32(0.0))
+    for i in cutlass.range_constexpr(chunk * CHUNK, (chunk + 1) * CHUNK, 2):
+        x = cute.arch.fma_packed_f32x2((S[i], S[i + 1]), (scale_log2, scale_log2), (-reference, -reference))
+        S[i], S[i + 1] = cute.math.exp2(x[0], fastmath=True), cute.math.exp2(x[1], fastmath=True)
+        total = cute.arch.add_packed_f32x2(total, (S[i], S[i + 1]))
+    return total[0] + total[1]
+
+
+@cute.jit
+def cap(S: cute.Tensor, gain: Float32) -> None:
+    """Capped scores of products, as ``fa4.kernels.common.score.cap``."""
+    for i in cutlass.range_constexpr(cute.size(S)):
+        S[i] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(S[i] * gain, fastmath=True))
+
+
+@cute.jit
+def hide(c: Context, stage: cutlass.Constexpr[int], thread: Int32, first_key: Int32, S: cute.Tensor) -> None:
+    """Set the scores of keys that the row does not see to -inf; S begins with ``first_key`` and has 32.
+
+    A word has a bit for each key, so that ptxas makes seven predicates of it at a time (R2P) instead of comparing for each.
+    """
+    row = c.work.first_row + stage * TILE_M + thread
+    visible = ~ones_from(c.work.band.end_key(row) - first_key)
+    if const_expr(c.work.band.left_limit is not None):
+        visible = visible & ones_from(c.work.band.first_key(row) - first_key)
+    for i in cutlass.range_constexpr(cute.size(S)):
+        S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
+
+
+@cute.jit
+def ones_from(bit: Int32) -> Int32:
+    """A word whose bits from ``bit`` on are set; all of them below 0, none from 32 on (PTX shifts clamp, those of the DSL need not)."""
+    return cute.arch.inline_ptx("shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(-1), max(bit, 0)])

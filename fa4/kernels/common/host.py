@@ -1,0 +1,72 @@
+"""What every forward kernel's host entry has in common: the call's tensors and numbers, and the kernel's stable name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from fa4.problem import AttentionProblem
+
+DTYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}
+SHORT = {"float16": "f16", "bfloat16": "bf16"}
+
+
+class Limits(NamedTuple):
+    """Bounds of the visible keys, see ``fa4.kernels.common.mask``; None where a side is open."""
+
+    left: Int32 | None
+    right: Int32 | None
+
+
+class Divisors(NamedTuple):
+    """Exact divisions by run-time counts: query tiles, query heads, and query heads per key head."""
+
+    tiles: cute.FastDivmodDivisorV2
+    heads: cute.FastDivmodDivisorV2
+    group: cute.FastDivmodDivisorV2
+
+
+def kernel_name(family: str, problem: AttentionProblem, suffix: str) -> str:
+    """Stable name of a device function, without the suffix that the DSL adds."""
+    parts = [f"fa4_{family}_{problem.direction}", SHORT[problem.dtype], f"d{problem.head_dim}"]
+    if problem.head_dim_v != problem.head_dim:
+        parts.append(f"dv{problem.head_dim_v}")
+    parts += [
+        word
+        for word, present in (
+            ("causal", problem.causal),
+            ("left", problem.window[0]),
+            ("right", problem.window[1]),
+            ("softcap", problem.softcap),
+        )
+        if present
+    ]
+    return "_".join([*parts, suffix])
+
+
+def forward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
+    """Arguments for ``cute.compile``: tensors of dynamic lengths and strides, the head dims static, absent numbers None."""
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv = (cute.sym_int() for _ in range(5))
+    dtype = DTYPES[problem.dtype]
+
+    def tensor(seqlen: Any, heads: Any, head_dim: int) -> Any:
+        strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
+        return make_fake_tensor(dtype, (batch, seqlen, heads, head_dim), (*strides, 1), assumed_align=16)
+
+    lse = make_fake_tensor(Float32, (batch, heads_q, seqlen_q), (cute.sym_int64(), cute.sym_int64(), 1), assumed_align=4)
+    return (
+        tensor(seqlen_q, heads_q, problem.head_dim),
+        tensor(seqlen_k, heads_kv, problem.head_dim),
+        tensor(seqlen_k, heads_kv, problem.head_dim_v),
+        tensor(seqlen_q, heads_q, problem.head_dim_v),
+        lse,
+        Float32(1.0),
+        Float32(1.0) if problem.softcap else None,
+        Int32(0) if problem.window[0] else None,
+        Int32(0) if problem.window[1] else None,
+        make_fake_stream(),
+    )
