@@ -28,8 +28,8 @@ def main(arch: str, schedule: str, *seeds: str) -> None:
     for line in sys.stdin:
         case = witness(json.loads(line))
         for seed in map(int, seeds):
-            # A tile has more rows than the tensor.
-            with attach(arch, schedule=cast(Any, schedule), seed=seed, unwritten="nan", line_info=False) as gpu, torch_cuda():
+            options = {"schedule": schedule, "seed": seed, "resident": 16, "line_info": False}
+            with attach(arch, unwritten="nan", **cast(Any, options)) as gpu, torch_cuda():  # a tile has more rows than the tensor
                 print(json.dumps(asdict(_answer(gpu, case))), flush=True)
 
 

@@ -22,7 +22,7 @@ _ENGINE_TURN = 256
 _PATIENCE = 20_000
 """Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
 
-_SPINS = 64
+_SPINS = 16
 """Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
 
 
