@@ -31,7 +31,8 @@ _LENGTHS = ((200, 333), (500, 777), (1, 300), (256, 256))
 _PACKED = ((200, 333), (1, 300), (65, 129))
 _HEADS = ((2, 2), (2, 1), (3, 1))
 _DIMS = {"sm_80": ((64, 64), (128, 128)), "sm_90a": ((64, 64), (128, 128), (192, 128))}
-_DIMS["sm_100a"] = ((64, 64), (96, 96), (128, 128), (192, 128))
+_BLACKWELL = ("sm_100a", "sm_103a")
+_DIMS |= dict.fromkeys(_BLACKWELL, ((64, 64), (96, 96), (128, 128), (192, 128)))
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def witnesses(arch: str, backward: bool = False) -> list[Witness]:
         BackendError: the peer has no such kernels.
     """
     if arch not in _DIMS or (backward and arch == "sm_80"):
-        kernels = "sm_90a or sm_100a" if backward else "sm_80, sm_90a or sm_100a"
+        kernels = ("" if backward else "sm_80, ") + "sm_90a, sm_100a or sm_103a"
         raise BackendError("arch", arch, f"{PEER} {VERSION} has no such {'backward' if backward else 'forward'}", f"try {kernels}")
     masks = [mask for mask in MASKS if arch != "sm_80" or mask in ("full", "causal")]
     cases = []
@@ -114,9 +115,9 @@ def witnesses(arch: str, backward: bool = False) -> list[Witness]:
                 cases.append(Witness(dims, mask, _HEADS[(i + j + k) % 3], (lengths,), backward))
         if arch != "sm_80":
             cases += [Witness(dims, mask, heads, _PACKED, backward) for mask, heads in (("full", (2, 2)), ("causal", (3, 1)))]
-        if arch == "sm_100a" and dims[0] >= 128:
+        if arch in _BLACKWELL and dims[0] >= 128:
             cases += [Witness(dims, "full", heads, ((500, 777),), backward, pairs=False) for heads in ((2, 2), (2, 1))]
-        if arch == "sm_100a" and not backward and dims[0] == dims[1]:
+        if arch in _BLACKWELL and not backward and dims[0] == dims[1]:
             cases += [Witness(dims, mask, lengths=((200, 777),), splits=splits) for mask, splits in (("full", 2), ("causal", 3))]
     if backward:
         chosen = [case for case in cases if case.mask in ("full", "causal") and case.lengths != ((1, 300),)]

@@ -53,14 +53,14 @@ def answers(arch):
 def check(arch, found):
     wrong = [f"{a.witness}: {a.failure or [str(r) for r in a.results if not r.ok]}" for a in found if not a.ok]
     assert wrong == []
-    family = arch[3:].rstrip("a")
+    family = {"sm_80": "Sm80", "sm_90a": "Sm90"}.get(arch, "Sm100")
     for answer in found:
         case = answer.witness
         assert [r.name for r in answer.results] == (["out", "lse"] + ["dq", "dk", "dv"] * case.backward) * len(case.lengths)
-        assert any(f"FlashAttentionForwardSm{family}" in kernel for kernel in answer.kernels)
-        assert any(f"FlashAttentionBackwardSm{family}" in kernel for kernel in answer.kernels) == case.backward
+        assert any(f"FlashAttentionForward{family}" in kernel for kernel in answer.kernels)
+        assert any(f"FlashAttentionBackward{family}" in kernel for kernel in answer.kernels) == case.backward
         assert any("FlashAttentionForwardCombine" in kernel for kernel in answer.kernels) == (case.splits > 1)
-        assert answer.paired == (arch == "sm_100a" and in_pairs(case))
+        assert answer.paired == (family == "Sm100" and in_pairs(case))
 
 
 def in_pairs(case: Witness) -> bool:
@@ -95,7 +95,7 @@ class TestCovering:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_103a"])
 class TestMatrix:
     pytestmark = needs_peer
 
@@ -158,7 +158,7 @@ class TestCommand:
         [
             (
                 ["--peer", "flash-attn-4", "--direction", "backward"],
-                "arch='sm_80': flash-attn-4 .* no such backward; try sm_90a or sm_100a",
+                "arch='sm_80': flash-attn-4 .* no such backward; try sm_90a, sm_100a or sm_103a",
             ),
             (["--peer", "flash-attn-4", "--arch", "sm_120"], "arch='sm_120': .* no such forward"),
             (["--peer", "flash-attn-4", "--head-dim", "65"], r"head_dim=\[65\]: .*choose from 64, 128"),
