@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa4 import dispatch
 from fa4.arch import Arch
@@ -82,7 +82,11 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     refusal = blackwell_forward_refusal(d, dv)
     if refusal:
         raise UnsupportedError("head_dim", (d, dv), refusal, f"the Ampere kernel serves it on {arch.name}")
-    return next(config for most_d, most_dv, config, _ in _BLACKWELL if d <= most_d and dv <= most_dv)
+    row = next(config for most_d, most_dv, config, _ in _BLACKWELL if d <= most_d and dv <= most_dv)
+    # Tiles of equal length are shared out evenly, and the end of one overlaps the beginning of the next; unequal ones go to whoever is
+    # free, longest first.
+    order = "lpt" if problem.causal or any(problem.window) else "persistent"
+    return replace(row, exp2=exp2_policy(problem, arch), order=order, ctas=int(arch.sm_count), l2_budget=int(arch.l2) // 2)
 
 
 def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
