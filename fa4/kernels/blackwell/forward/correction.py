@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.config import TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
+from fa4.kernels.common.opaque import opaque
 
 
 def chunk_of(columns: int) -> int:
@@ -68,6 +69,7 @@ def visit(c: Context, work: Work, state: State, mO: cute.Tensor, thread: Int32) 
 @cute.jit
 def clear(mO: cute.Tensor, row: Int32) -> None:
     """Zeros to a row of (Sq, Dv), where there is one."""
+    row = opaque(row)  # addresses are worked out here, not kept in registers
     if row < mO.shape[0]:
         zeros = cute.make_rmem_tensor(8, mO.element_type)
         zeros.fill(0.0)
