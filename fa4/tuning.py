@@ -88,9 +88,9 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     row = replace(row, exp2=exp2_policy(problem, arch), ctas=int(arch.sm_count), l2_budget=int(arch.l2) // 2)
     if problem.causal or any(problem.window):
         return replace(row, order="lpt")
-    # The correction warps of the persistent order hold more from tile to tile, and spill with 80 registers. Published for this budget (AVO,
-    # arXiv 2603.24517): 2.1% faster without a mask, the same with a causal one.
-    return replace(row, order="persistent", registers=(184, 88, 56))
+    # The correction warps of the persistent order hold more from tile to tile, and spill with 80 registers (at D 64 and 192 with 88, too).
+    # That registers moved from softmax to correction is published as 2.1% faster without a mask (AVO, arXiv 2603.24517: 184, 88, 56).
+    return replace(row, order="persistent", registers=(184, 96, 48))
 
 
 def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
