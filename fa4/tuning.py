@@ -68,7 +68,7 @@ _BLACKWELL = (
     (64, 64, BlackwellForwardConfig(stages=6), "163 KB"),
     (96, 96, BlackwellForwardConfig(stages=5), "219 KB"),
     (128, 128, BlackwellForwardConfig(stages=3), "227 KB, all there is"),
-    (192, 128, BlackwellForwardConfig(stages=2, o_over_q=True), "195 KB; with a place of its own O would leave room for one stage"),
+    (224, 128, BlackwellForwardConfig(stages=2, o_over_q=True), "up to 227 KB; with a place of its own O would leave room for one stage"),
 )
 
 
