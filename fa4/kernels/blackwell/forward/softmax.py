@@ -11,6 +11,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import TMEM_LANES, blackwell_columns
+from fa4.emulate_exp.coefficients import CONTINUOUS
 from fa4.emulate_exp.device import emulated_exp2_pair
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
@@ -158,7 +159,7 @@ def exponentials(c: Context, S: cute.Tensor, chunk: cutlass.Constexpr[int], refe
     for i in cutlass.range_constexpr(chunk * CHUNK, (chunk + 1) * CHUNK, 2):
         x, y = cute.arch.fma_packed_f32x2((S[i], S[i + 1]), (scale, scale), (-reference, -reference))
         if const_expr(policy.emulates(i // 2)):
-            S[i], S[i + 1] = emulated_exp2_pair(x, y, policy.degree)
+            S[i], S[i + 1] = emulated_exp2_pair(x, y, policy.degree, continuous=policy.degree in CONTINUOUS)
         else:
             S[i], S[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
         total = cute.arch.add_packed_f32x2(total, (S[i], S[i + 1]))
