@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fa4 import dispatch
 from fa4.arch import Arch
 from fa4.config import (
     AmpereForwardConfig,
     BlackwellForwardConfig,
+    Exp2Policy,
     blackwell_forward_refusal,
     check_ampere_forward,
     padded_head_dim,
@@ -81,7 +82,15 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     refusal = blackwell_forward_refusal(d, dv)
     if refusal:
         raise UnsupportedError("head_dim", (d, dv), refusal, f"the Ampere kernel serves it on {arch.name}")
-    return next(config for most_d, most_dv, config, _ in _BLACKWELL if d <= most_d and dv <= most_dv)
+    row = next(config for most_d, most_dv, config, _ in _BLACKWELL if d <= most_d and dv <= most_dv)
+    # Tiles of equal length are shared out evenly, and the end of one overlaps the beginning of the next; unequal ones go to whoever is
+    # free, longest first.
+    row = replace(row, exp2=exp2_policy(problem, arch), ctas=int(arch.sm_count), l2_budget=int(arch.l2) // 2)
+    if problem.causal or any(problem.window):
+        return replace(row, order="lpt")
+    # The correction warps of the persistent order hold more from tile to tile, and spill with 80 registers (at D 64 and 192 with 88, too).
+    # That registers moved from softmax to correction is published as 2.1% faster without a mask (AVO, arXiv 2603.24517: 184, 88, 56).
+    return replace(row, order="persistent", registers=(184, 96, 48))
 
 
 def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
@@ -93,3 +102,42 @@ def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | Black
     if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
         return blackwell_forward_config(problem, arch)
     return ampere_forward_config(problem, arch)
+
+
+@dataclass(frozen=True)
+class Exp2Row:
+    """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why."""
+
+    width: int
+    full: Exp2Policy
+    masked: Exp2Policy
+    reason: str
+
+
+# "Model" is fa4.emulate_exp.cost, whose curves docs/exp2.md shows; a test holds these rows against it. "Published" is what the authors of
+# FlashAttention-4 (arXiv 2603.05451) report: 10 to 25% of a row on B200, at head dim 128 19% without and 12.5% with a causal mask, and
+# nothing on sm_103a, whose special-function unit is twice as fast. No figure here was measured on a GPU of ours.
+_EXP2_SM_100A = (
+    Exp2Row(
+        96,
+        Exp2Policy(4),
+        Exp2Policy(4),
+        "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64), cut to the published 25%",
+    ),
+    Exp2Row(
+        128,
+        Exp2Policy(3),
+        Exp2Policy(2),
+        "exp2 ties with the products; the model is flat from 12.5% on, and both published shares lie there",
+    ),
+    Exp2Row(256, Exp2Policy(0), Exp2Policy(0), "the products take longer than exp2, with all overheads of the model"),
+)
+
+
+def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
+    """Which share of a row's exponentials the forward kernel of ``arch`` emulates: none but on sm_100a."""
+    if arch.name != "sm_100a":
+        return Exp2Policy(0)
+    width = (padded_head_dim(problem.head_dim) + padded_head_dim(problem.head_dim_v)) / 2
+    row = next((row for row in _EXP2_SM_100A if width <= row.width), _EXP2_SM_100A[-1])
+    return row.masked if problem.causal or any(problem.window) else row.full
