@@ -171,7 +171,7 @@ def test_sass_classes(kind, opcodes):
         "constant": "ld.param.b64",
         "async copy": "cp.async.cg.shared.global cp.async.commit_group cp.async.bulk.tensor.4d.shared::cluster.global",
         "tensor memory": "tcgen05.ld.sync.aligned.32x32b.x32.b32",
-        "barrier": "cp.async.wait_group cp.async.bulk.wait_group.read bar.sync mbarrier.try_wait.parity tcgen05.commit wgmma.wait_group tcgen05.wait::ld.sync.aligned",
+        "barrier": "cp.async.wait_group cp.async.bulk.wait_group.read bar.sync mbarrier.try_wait.parity tcgen05.wait::ld tcgen05.commit",
         "control": "bra.uni ret setmaxnreg.inc.sync.aligned.u32",
         "other": "frob.b32 tcgen05.frob",
     }.items(),
