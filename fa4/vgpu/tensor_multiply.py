@@ -182,18 +182,20 @@ class Chain:
         else:
             operand = Operand("A", form.rows, form.k, tensor_core.ITEMSIZE[form.a], form.transposed[0])
             a = _read(memory.cta, tuple(s.a for s in self.steps), operand, form.a)
-        if form.folded:
-            half = form.n // 2
-            upper = a[64:] if first.a_in_tensor_memory else a
-            product = np.concatenate([tensor_core.multiply(b[:half], a[:64]), tensor_core.multiply(b[half:], upper)], axis=1)
-        else:
-            product = tensor_core.multiply(b, a)
-        if form.negated[0] != form.negated[1]:
-            product = -product
-        self._write(memory, number, product)
+        products = []
+        for k in range(0, len(self.steps) * form.k, form.k):  # one by one: what happens to be carried out together may not show in D
+            of_a, of_b = a[:, k : k + form.k], b[:, k : k + form.k]
+            if form.folded:
+                half = form.n // 2
+                upper = of_a[64:] if first.a_in_tensor_memory else of_a
+                product = np.concatenate([tensor_core.multiply(of_b[:half], of_a[:64]), tensor_core.multiply(of_b[half:], upper)], axis=1)
+            else:
+                product = tensor_core.multiply(of_b, of_a)
+            products.append(-product if form.negated[0] != form.negated[1] else product)
+        self._write(memory, number, products)
 
-    def _write(self, memory: TensorMemory, number: int, product: Array) -> None:
-        """``product`` is (columns, lanes or rows)."""
+    def _write(self, memory: TensorMemory, number: int, products: list[Array]) -> None:
+        """``products`` of the steps, each (columns, lanes or rows)."""
         first, form = self.steps[0], self.steps[0].form
         column = first.d & 0xFFFF
         lanes = _lanes(form, first.d >> 16)
@@ -203,7 +205,9 @@ class Chain:
             old = _typed(cells[:, lanes], form.accumulator)
             if first.scale:
                 old = old * np.float32(2.0**-first.scale)
-        new = tensor_core.accumulate(product, old, form.accumulator, form.clamp)
+        new = tensor_core.accumulate(products[0], old, form.accumulator, form.clamp)
+        for product in products[1:]:
+            new = tensor_core.accumulate(product, new, form.accumulator, form.clamp)
         if form.accumulator == "f16":
             new = new.view(np.uint16).astype(np.uint32)
         if not first.disabled:

@@ -133,7 +133,12 @@ class TestCompiled:
         (mma,), (load,) = found["mma"], found["load"]
         assert mma["mma"] == config.q_tiles * (padded_head_dim(task.head_dim) + config.tile_n) // 16
         boxes = [padded_head_dim(d) // swizzle_columns(padded_head_dim(d)) for d in (task.head_dim, task.head_dim_v)]
-        assert load["tma load"] == sum(boxes)  # K and V; Q comes before the loop
+        assert load["tma load"] == sum(boxes)  # K and V
+
+    def test_nothing_spills(self, compile_ptx, task, arch):
+        compiled = compile_ptx(task, arch)
+        assert compiled.resources[1:4] == [0, 0, 0]
+        assert ".local" not in compiled.ptx
 
     def test_memory_is_the_budget(self, compile_ptx, task, arch):
         config = blackwell_forward_config(task, get_arch(arch))

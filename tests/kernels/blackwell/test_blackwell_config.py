@@ -42,14 +42,17 @@ def test_every_head_dim_has_a_config_that_fits_or_is_refused(arch):
 
 
 @given(d=st.sampled_from(HEAD_DIMS[:16]), data=st.data())
-def test_softcap_and_dtype_do_not_change_the_config(d, data):
+def test_what_decides(d, data):
+    """Tiles and memory: the head dims alone. Order, registers and emulation: also whether there is a mask. Dtype and softcap: nothing."""
     flag = st.booleans()
-    mask = data.draw(flag), (data.draw(flag), data.draw(flag))
-    problem = AttentionProblem("forward", data.draw(st.sampled_from(["float16", "bfloat16"])), d, d, *mask, data.draw(flag))
-    plain = AttentionProblem("forward", "float16", d, d, *mask)
-    config = blackwell_forward_config(problem, ARCHS[0])
-    assert config == blackwell_forward_config(plain, ARCHS[0])
-    assert config.order == ("lpt" if mask[0] or any(mask[1]) else "persistent")
+    causal, window = data.draw(flag), (data.draw(flag), data.draw(flag))
+    problem = AttentionProblem("forward", data.draw(st.sampled_from(["float16", "bfloat16"])), d, d, causal, window, data.draw(flag))
+    found = blackwell_forward_config(problem, ARCHS[0])
+    masked = causal or any(window)
+    assert found == blackwell_forward_config(AttentionProblem("forward", "float16", d, d, causal=masked), ARCHS[0])
+    plain = blackwell_forward_config(AttentionProblem("forward", "float16", d, d), ARCHS[0])
+    assert (found.stages, found.q_tiles, found.tile_n, found.o_over_q) == (plain.stages, plain.q_tiles, plain.tile_n, plain.o_over_q)
+    assert found.order == ("lpt" if masked else "persistent")
 
 
 @given(q_tiles=st.sampled_from([1, 2]), dv=st.sampled_from(HEAD_DIMS[:16]))
