@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.clocks import joined
 from fa4.vgpu.engine import WAITING, Wait, wake
 from fa4.vgpu.errors import BarrierError, DivergenceError, UnsupportedInstructionError
 from fa4.vgpu.memory import FaultError
@@ -28,6 +29,7 @@ class Barrier:
     waiting: list[int] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     reduction: str = ""
+    clock: Array | None = None
     results: list[tuple[int, Register]] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
 
@@ -59,6 +61,8 @@ def execute(gang: Gang, kind: str, aligned: bool, number: Array, threads: Array 
         barrier.expected = count
         barrier.arrived += 32
         barrier.arrivals.append(warp.index)
+        if cta.hazards is not None:
+            barrier.clock = joined(barrier.clock, cta.hazards.arrive(cta.hazards.warp(cta, warp.index)))
         if kind != "arrive":
             barrier.waiting.append(warp.index)
             warp.state, warp.wait = WAITING, Wait(bool, partial(describe, cta, index))
@@ -91,6 +95,8 @@ def release(cta: Cta, index: int) -> None:
             rows[target.index, 32 * warp_index : 32 * warp_index + 32][~cta.warps[warp_index].exited] = value
     for warp_index in barrier.waiting:
         wake(cta.warps[warp_index], None)
+        if cta.hazards is not None and barrier.clock is not None:
+            cta.hazards.clocks.join(cta.hazards.warp(cta, warp_index), barrier.clock)
     cta.launch.progress += 1
     del cta.barriers[index]
 

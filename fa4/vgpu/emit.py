@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fa4.vgpu import isa
 from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
+from fa4.vgpu.hazards import SITE_NAMES, Sites
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
 from fa4.vgpu.warpgroup import Multiplications
@@ -137,6 +138,7 @@ class Emitter:
     base_mask: str | None
     shared_base: int
     clustered: bool = False
+    sites: Sites | None = None
     lines: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
@@ -145,6 +147,7 @@ class Emitter:
     position: int = 0
     temporaries: int = 0
     constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    used: set[Register] = field(default_factory=set)
 
     # Lines and names
 
@@ -237,6 +240,23 @@ class Emitter:
         """Elements of a vector, or the operand itself."""
         return o.items if isinstance(o, Tuple) else (o,)
 
+    def site(self, op: Op) -> None:
+        """Say which instruction the next access of memory belongs to."""
+        if self.sites is not None and op.name in SITE_NAMES:
+            self.line(f"g.site = {self.sites.number(op)}")
+
+    def check_loads(self, op: Op) -> None:
+        """Whoever reads what a tcgen05.ld brings waits for it."""
+        if self.sites is None:
+            return
+        if op.name == "tcgen05" and op.mods[0] == "ld":
+            self.used.difference_update(op.written())
+        read = self.sites.loads.intersection(op.read()) - self.used
+        if read:
+            self.used |= read
+            rows = self.fixed(sum(1 << row for row in {r.index for r in read}))
+            self.line(f"if g.cta.hazards.loading: g.cta.hazards.loaded(g, {rows})")
+
     # Results
 
     def call(self, ufunc: str, o: Operand, type_: str, *arguments: str) -> None:
@@ -295,6 +315,8 @@ class Emitter:
         self.begin(op)
         self.check(op, (block, position))
         self.check_multiplications(op)
+        self.site(op)
+        self.check_loads(op)
         isa.emit(self, op)
         for register in op.written():
             row = self.watch.rows.get(register)
@@ -347,15 +369,16 @@ class Emitter:
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
 
 
-def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool]) -> Compiled:
+def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool], sites: Sites | None = None) -> Compiled:
     """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
 
-    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA.
+    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA; with ``sites`` the code says which
+    instruction accesses memory.
 
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    emitter = Emitter(kernel, watch, None if full else "m", *shared)
+    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites)
     try:
         _emit_block(emitter, kernel.blocks[index])
     except UnsupportedInstructionError as error:
@@ -380,6 +403,7 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
         emitter.position = len(block.ops)
         emitter.begin(block.end)
         emitter.check(block.end, (index, len(block.ops)))
+        emitter.site(block.end)
         isa.emit_end(emitter, block.end)
 
 
