@@ -2,8 +2,9 @@
 
 Agents are numbers. Each has an epoch that grows with every release; an access is stamped with the epoch of its agent and, in the low bits,
 the number of its instruction (its site). A clock gives for each agent the highest stamp that lies before a point of the program: an access
-is ordered before the point if and only if its stamp is at most that (Lamport 1978; Flanagan and Freund, "FastTrack", 2009). A clock has two
-rows: the second counts only what its agent did before its last proxy fence, which is what the asynchronous proxy may see.
+is ordered before the point if and only if its stamp is at most that (Lamport 1978; Flanagan and Freund, "FastTrack", 2009). A clock has
+three rows: memory; what its agent did before its last proxy fence, which is what the asynchronous proxy may see; and execution, which
+relaxed operations order too.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class Clocks:
     """One clock for each of ``agents``: ``known[a, 0, b]`` is the highest stamp of b that lies before what a does next."""
 
     def __init__(self, agents: int) -> None:
-        self.known = np.zeros((agents, 2, agents), np.int32)
+        self.known = np.zeros((agents, 3, agents), np.int32)
         own = np.arange(agents)
-        self.known[own, 0, own] = 2 * SITES - 1
+        self.known[own, 0, own] = self.known[own, 2, own] = 2 * SITES - 1
         self.copies: list[Array | None] = [None] * agents
 
     def snapshot(self, agent: int) -> Array:
@@ -46,15 +47,31 @@ class Clocks:
     def release(self, agent: int) -> Array:
         """The clock that an agent publishes: what it does later does not lie before it."""
         clock = self.snapshot(agent)
-        self.known[agent, 0, agent] += SITES
-        self.copies[agent] = None
+        self.advance(agent)
         return clock
+
+    def relaxed(self, agent: int, fenced: Array | None) -> Array:
+        """What a relaxed operation publishes: execution, and what lay before the last fence."""
+        clock = np.zeros_like(self.known[agent]) if fenced is None else fenced.copy()
+        clock[2] = self.known[agent, 2]
+        self.advance(agent)
+        return clock
+
+    def advance(self, agent: int) -> None:
+        """Begin another epoch."""
+        self.known[agent, ::2, agent] += SITES
+        self.copies[agent] = None
+
+    def follow(self, agent: int, stream: int, stamp: int) -> None:
+        """What ``stream`` did up to a stamp lies before what the agent does next."""
+        column = self.known[agent, ::2, stream]
+        np.maximum(column, stamp, out=column)
+        self.copies[agent] = None
 
     def fence(self, agent: int) -> None:
         """A proxy fence: all that the agent did before may be seen by the asynchronous proxy of whoever it is ordered before."""
         self.known[agent, 1, agent] = self.known[agent, 0, agent]
-        self.known[agent, 0, agent] += SITES
-        self.copies[agent] = None
+        self.advance(agent)
 
     def base(self, agent: int) -> int:
         """The stamp of an access now, without its site."""
@@ -64,9 +81,8 @@ class Clocks:
         """An operation of an asynchronous agent that was issued at a clock: (its own clock, the base of its stamps)."""
         top = int(self.known[agent, 0, agent])
         clock = issued.copy()
-        clock[0, agent] = top
-        self.known[agent, 0, agent] += SITES
-        self.copies[agent] = None
+        clock[::2, agent] = top
+        self.advance(agent)
         return clock, top - (SITES - 1)
 
 

@@ -126,7 +126,7 @@ class Hazards:
         if found is None:
             found = min(self.warps + len(self.streams), len(self.clocks.copies) - 1)
             self.streams[key] = found
-            text = name if isinstance(name, str) else " ".join(f"{n:#x}" if isinstance(n, int) else str(n) for n in name)
+            text = name if isinstance(name, str) else f"{name[0]} {name[1] if name[0].endswith('warp') else hex(name[1])}"
             self.names[found] = f"{text} of CTA {cta.id}"
         return found
 
@@ -192,10 +192,7 @@ class Hazards:
 
     def arrive(self, agent: int, relaxed: bool = False) -> Array:
         """The clock that a warp publishes; a relaxed operation publishes what lay before the last fence."""
-        if not relaxed:
-            return self.clocks.release(agent)
-        found = self.fenced.get(agent)
-        return np.zeros_like(self.clocks.snapshot(agent)) if found is None else found
+        return self.clocks.relaxed(agent, self.fenced.get(agent)) if relaxed else self.clocks.release(agent)
 
     def leave(self, cta: Cta, warp: int) -> None:
         """A warp exits."""
@@ -219,7 +216,7 @@ class Hazards:
         Raises:
             FaultError: something is not.
         """
-        known = self.left[cta.rank][0]
+        known = self.left[cta.rank][2]
         late = self.touched[cta.rank] > known
         own = slice(cta.rank * self.warp_count, (cta.rank + 1) * self.warp_count)
         late[own] = False
@@ -274,7 +271,7 @@ class Hazards:
         known = self.clocks.known
         tops = known[streams, 0, streams]
         known[streams] = issued[warps]
-        known[streams, 0, streams] = tops
+        known[streams, ::2, streams] = tops[:, None]
         agents = np.zeros(len(issued), np.intp)
         agents[warps] = streams
         count = max(1, size >> self.shift)
@@ -291,9 +288,8 @@ class Hazards:
         clocks: dict[int, Array] = {
             self.warp(cta, first + w): known[s].copy() for w, s in zip(warps.tolist(), streams.tolist(), strict=True)
         }
-        known[streams, 0, streams] += SITES
         for stream in streams.tolist():
-            self.clocks.copies[stream] = None
+            self.clocks.advance(stream)
         return clocks
 
     def copies_waited(self, clocks: dict[int, Array]) -> None:
@@ -386,7 +382,7 @@ class Hazards:
         bits = ((1 << rows.stop - rows.start) - 1) << rows.start if isinstance(rows, slice) else sum(1 << int(r) for r in rows)
         for i, stream, top in self._tensor_moved(g, lanes, lane, columns, False):
             self.loading.setdefault(self.warp(g.cta, g.first + i), []).append((bits, top))
-            self.clocks.known[stream, 0, stream] += SITES
+            self.clocks.advance(stream)
 
     def tensor_stored(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int]) -> None:
         """Warps of a gang store (first, count) columns of their quadrants, until they wait."""
@@ -413,8 +409,8 @@ class Hazards:
             if mask is None or mask[32 * i]:
                 agent = self.warp(g.cta, g.first + i)
                 stream = self.stream(g.cta, (STORES_OF_WARP if write else LOADS_OF_WARP, g.first + i))
-                self._done(agent, stream, int(self.clocks.known[stream, 0, stream]))
-                self.clocks.known[stream, 0, stream] += SITES
+                self.clocks.follow(agent, stream, int(self.clocks.known[stream, 0, stream]))
+                self.clocks.advance(stream)
                 if not write:
                     self.loading.pop(agent, None)
 
@@ -434,15 +430,10 @@ class Hazards:
                 continue
             if self.strict:
                 raise FaultError(DataRaceError, "the result of a tcgen05.ld is read before tcgen05.wait::ld", self.lanes[: g.n] == i)
-            self._done(agent, self.stream(g.cta, (LOADS_OF_WARP, g.first + i)), found[last][1])
+            self.clocks.follow(agent, self.stream(g.cta, (LOADS_OF_WARP, g.first + i)), found[last][1])
             del found[: last + 1]
             if not found:
                 del self.loading[agent]
-
-    def _done(self, agent: int, stream: int, stamp: int) -> None:
-        """A warp is behind what its stream did up to a stamp."""
-        self.clocks.known[agent, 0, stream] = max(stamp, int(self.clocks.known[agent, 0, stream]))
-        self.clocks.copies[agent] = None
 
     def tensor_allocated(self, cta: Cta, warp: int, to: int, site: int) -> None:
         """A warp got columns: their address is written to shared memory; it comes behind those who gave columns back."""

@@ -120,6 +120,4 @@ def finish_wgmma(
     clock, base = hazards.clocks.operation(stream, issue[0][entry])
     for _, cells in _wgmma_operands(hazards, form, descriptors, (entry, warp % 4)):
         hazards.apply(hazards.shared[cta.rank], cells, (stream, clock[0], base + issue[1]), False, f"shared memory of CTA {cta.id}")
-    agent = hazards.warp(cta, warp)
-    hazards.clocks.known[agent, 0, stream] = base + SITES - 1
-    hazards.clocks.copies[agent] = None
+    hazards.clocks.follow(hazards.warp(cta, warp), stream, base + SITES - 1)
