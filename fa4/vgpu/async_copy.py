@@ -113,7 +113,7 @@ class Copies:
                 number[open_] = self.committed[first + there.start : first + there.stop][open_]
         self.committed[first:last] += mask
 
-    def wait(self, first: int, keep: int | None, mask: Array) -> None:
+    def wait(self, first: int, keep: int | None, mask: Array, site: int = 0) -> None:
         """Complete all groups but the ``keep`` newest of each thread; None: everything, committed or not."""
         last = first + len(mask)
         for group in list(self.groups):
@@ -131,7 +131,7 @@ class Copies:
             for copy in group.copies:
                 clock = self.complete(group.first, copy, lanes)
                 if clock is not None and self.hazards is not None:
-                    self.hazards.copies_waited(clock)
+                    self.hazards.copies_waited(clock, site)
             self._forget(group)
 
     def _forget(self, group: _Group) -> None:

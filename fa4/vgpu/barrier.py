@@ -30,6 +30,7 @@ class Barrier:
     arrivals: list[int] = field(default_factory=list)
     reduction: str = ""
     clock: Array | None = None
+    sites: dict[int, int] = field(default_factory=dict)
     results: list[tuple[int, Register]] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
 
@@ -62,6 +63,7 @@ def execute(gang: Gang, kind: str, aligned: bool, number: Array, threads: Array 
         barrier.arrived += 32
         barrier.arrivals.append(warp.index)
         if cta.hazards is not None:
+            barrier.sites[warp.index] = gang.site
             barrier.clock = joined(barrier.clock, cta.hazards.arrive(cta.hazards.warp(cta, warp.index)))
         if kind != "arrive":
             barrier.waiting.append(warp.index)
@@ -96,7 +98,7 @@ def release(cta: Cta, index: int) -> None:
     for warp_index in barrier.waiting:
         wake(cta.warps[warp_index], None)
         if cta.hazards is not None and barrier.clock is not None:
-            cta.hazards.clocks.join(cta.hazards.warp(cta, warp_index), barrier.clock)
+            cta.hazards.follow(cta.hazards.warp(cta, warp_index), barrier.clock, barrier.sites[warp_index])
     cta.launch.progress += 1
     del cta.barriers[index]
 

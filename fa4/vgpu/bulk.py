@@ -123,7 +123,7 @@ class BulkGroups:
         thread.groups.append(thread.open)
         thread.open = []
 
-    def wait(self, number: int, keep: int, read: bool) -> None:
+    def wait(self, number: int, keep: int, read: bool, site: int = 0) -> None:
         """Let all groups of a thread but the ``keep`` newest be complete, or have read their sources."""
         thread = self.threads.get(number)
         if thread is None:
@@ -136,7 +136,7 @@ class BulkGroups:
                 else:
                     store.write()
                 if store.clock is not None and self.cta.hazards is not None:
-                    self.cta.hazards.clocks.join(self.cta.hazards.warp(self.cta, number // 32), store.clock)
+                    self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), store.clock, site)
         # A group that has only been read stays, so that a later wait can complete it.
         thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
 

@@ -29,52 +29,51 @@ class Clocks:
         self.known = np.zeros((agents, 3, agents), np.int32)
         own = np.arange(agents)
         self.known[own, 0, own] = self.known[own, 2, own] = 2 * SITES - 1
-        self.copies: list[Array | None] = [None] * agents
-
-    def snapshot(self, agent: int) -> Array:
-        """The clock of an agent now; the same array until it changes."""
-        found = self.copies[agent]
-        if found is None:
-            found = self.copies[agent] = self.known[agent].copy()
-        return found
+        self.used = np.zeros(agents, bool)
+        self.published: list[Array | None] = [None] * agents
 
     def join(self, agent: int, clock: Array) -> None:
         """What lies before ``clock`` lies before what the agent does next."""
         row = self.known[agent]
         np.maximum(row, clock, out=row)
-        self.copies[agent] = None
+        self.published[agent] = None
 
     def release(self, agent: int) -> Array:
-        """The clock that an agent publishes: what it does later does not lie before it."""
-        clock = self.snapshot(agent)
-        self.advance(agent)
-        return clock
+        """The clock that an agent publishes: what it does later does not lie before it. The same array until something changes."""
+        if self.used[agent]:
+            clock: Array = self.known[agent].copy()
+            self.known[agent, ::2, agent] += SITES
+            self.used[agent] = False
+            self.published[agent] = clock
+            return clock
+        found = self.published[agent]
+        if found is None:
+            found = self.known[agent].copy()
+            found[::2, agent] -= SITES  # nothing belongs to this epoch yet
+            self.published[agent] = found
+        return found
 
     def relaxed(self, agent: int, fenced: Array | None) -> Array:
         """What a relaxed operation publishes: execution, and what lay before the last fence."""
-        clock = np.zeros_like(self.known[agent]) if fenced is None else fenced.copy()
-        clock[2] = self.known[agent, 2]
-        self.advance(agent)
+        now = self.release(agent)
+        clock = np.zeros_like(now) if fenced is None else fenced.copy()
+        clock[2] = now[2]
         return clock
-
-    def advance(self, agent: int) -> None:
-        """Begin another epoch."""
-        self.known[agent, ::2, agent] += SITES
-        self.copies[agent] = None
 
     def follow(self, agent: int, stream: int, stamp: int) -> None:
         """What ``stream`` did up to a stamp lies before what the agent does next."""
         column = self.known[agent, ::2, stream]
         np.maximum(column, stamp, out=column)
-        self.copies[agent] = None
+        self.published[agent] = None
 
     def fence(self, agent: int) -> None:
         """A proxy fence: all that the agent did before may be seen by the asynchronous proxy of whoever it is ordered before."""
-        self.known[agent, 1, agent] = self.known[agent, 0, agent]
-        self.advance(agent)
+        self.known[agent, 1, agent] = self.release(agent)[0, agent]
+        self.published[agent] = None
 
     def base(self, agent: int) -> int:
         """The stamp of an access now, without its site."""
+        self.used[agent] = True
         return int(self.known[agent, 0, agent]) - (SITES - 1)
 
     def operation(self, agent: int, issued: Array) -> tuple[Array, int]:
@@ -84,6 +83,12 @@ class Clocks:
         clock[::2, agent] = top
         self.advance(agent)
         return clock, top - (SITES - 1)
+
+    def advance(self, agent: int) -> None:
+        """Begin another epoch."""
+        self.known[agent, ::2, agent] += SITES
+        self.used[agent] = False
+        self.published[agent] = None
 
 
 def joined(a: Array | None, b: Array | None) -> Array | None:
@@ -110,7 +115,7 @@ class Shadow:
     def __init__(self, cells: int, agents: int) -> None:
         self.written = np.zeros(cells, np.int32)
         self.writer = np.zeros(cells, np.int16)
-        self.atomic = np.zeros(cells, bool)
+        self.atomics: Shadow | None = None
         self.readers = np.zeros((cells, _COLUMNS), np.int32)
         self.column = np.full(agents, -1, np.int16)
         self.agents = np.zeros(0, np.int16)
@@ -129,12 +134,10 @@ class Shadow:
         return found
 
     def conflict(self, cells: Any, agent: Any, known: Array, write: bool, atomic: bool = False) -> Conflict | None:
-        """An earlier access that an access must come after, but need not."""
+        """An earlier access that an access must come after, but need not. Atomic ones do not conflict with each other."""
         writers, stamps = self.writer[cells], self.written[cells]
         several = known.ndim == 2
         bad = stamps > (known[agent, writers] if several else known.take(writers))
-        if atomic:
-            bad &= ~self.atomic[cells]
         if bad.any():
             i = int(bad.argmax())
             return Conflict(_cell(cells, i), int(writers[i]), int(stamps[i]), True)
@@ -142,11 +145,11 @@ class Shadow:
             count = len(self.agents)
             rows = self.readers[cells, :count]
             wrong = rows > (known[agent][:, self.agents] if several else known.take(self.agents))
-            if atomic:
-                wrong &= ~self.atomic[cells][:, None]
             if wrong.any():
                 i, j = divmod(int(wrong.argmax()), count)
                 return Conflict(_cell(cells, i), int(self.agents[j]), int(rows[i, j]), False)
+        if self.atomics is not None and not atomic:
+            return self.atomics.conflict(cells, agent, known, False)
         return None
 
     def read(self, cells: Any, agent: Any, stamp: Any) -> None:
@@ -154,17 +157,21 @@ class Shadow:
         column = self._column(agent)  # first: it may make room
         self.readers[cells, column] = stamp
 
-    def write(self, cells: Any, agent: Any, stamp: Any, atomic: bool = False) -> Conflict | None:
+    def write(self, cells: Any, agent: Any, stamp: Any) -> Conflict | None:
         """Note a write; the conflict where agents of one access wrote the same cell."""
         self.written[cells], self.writer[cells] = stamp, agent
-        self.atomic[cells] = atomic
-        if np.ndim(agent) and not atomic:
+        if np.ndim(agent):
             bad = self.writer[cells] != agent
             if bad.any():
-                i = int(bad.argmax())
-                cell = _cell(cells, i)
+                cell = _cell(cells, int(bad.argmax()))
                 return Conflict(cell, int(self.writer[cell]), int(self.written[cell]), True)
         return None
+
+    def write_atomic(self, cells: Any, agent: Any, stamp: Any) -> None:
+        """Note an atomic access."""
+        if self.atomics is None:
+            self.atomics = Shadow(len(self.written), len(self.column))
+        self.atomics.write(cells, agent, stamp)
 
 
 def _cell(cells: Any, i: int) -> int:

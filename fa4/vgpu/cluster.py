@@ -107,16 +107,17 @@ class ClusterBarrier:
             if absent.any():
                 raise FaultError(BarrierError, "barrier.cluster.wait without barrier.cluster.arrive", _at(gang, i, absent))
             after = self.phase + bool((lanes & arrived).any())
-            wait = Wait(partial(self._reached, after), self.describe, partial(self._waited, key, lanes))
+            wait = Wait(partial(self._reached, after), self.describe, partial(self._waited, key, lanes, gang.site))
             park(gang.cta.warps[gang.first + i], wait, self.signal)
 
     def _reached(self, phase: int) -> bool:
         return self.phase >= phase
 
-    def _waited(self, key: Key, lanes: Array) -> None:
+    def _waited(self, key: Key, lanes: Array, site: int) -> None:
         self.unwaited[key] = self.unwaited[key] & ~lanes
         if self.cluster.hazards is not None and self.published is not None:
-            self.cluster.hazards.clocks.join(self.cluster.hazards.warp(self.cluster.ctas[key[0]], key[1]), self.published)
+            hazards = self.cluster.hazards
+            hazards.follow(hazards.warp(self.cluster.ctas[key[0]], key[1]), self.published, site)
 
     def _warps(self, gang: Gang, aligned: bool, mask: Array | None) -> list[tuple[int, Array]]:
         """(warp of the gang, lanes that execute)."""

@@ -64,6 +64,7 @@ class Sites:
         self.ops: list[Op | None] = [None]
         self.strong = [False]
         self.numbers: dict[int, int] = {}
+        self.effective: set[int] = set()
         self.shift = grain(kernel).bit_length() - 1
         loads = [op for block in kernel.blocks for op in block.ops if op.name == "tcgen05" and op.mods[0] == "ld"]
         self.loads = frozenset(r for op in loads for r in op.written())
@@ -110,6 +111,7 @@ class Hazards:
         self.left: dict[int, Array] = {}
         self.fenced: dict[int, Array] = {}
         self.freed: Array | None = None
+        self.wrote: set[int] = set()  # warps, since their last proxy fence
         self.loading: dict[int, list[tuple[int, int]]] = {}
         self.lanes = np.repeat(np.arange(self.warps), 32)
 
@@ -124,7 +126,7 @@ class Hazards:
         key = cta.rank, name
         found = self.streams.get(key)
         if found is None:
-            found = min(self.warps + len(self.streams), len(self.clocks.copies) - 1)
+            found = min(self.warps + len(self.streams), len(self.clocks.used) - 1)
             self.streams[key] = found
             text = name if isinstance(name, str) else f"{name[0]} {name[1] if name[0].endswith('warp') else hex(name[1])}"
             self.names[found] = f"{text} of CTA {cta.id}"
@@ -145,6 +147,12 @@ class Hazards:
         """The error for two accesses that nothing orders."""
         verb = "written" if write else "read"
         return FaultError(DataRaceError, f"{what} is {verb}, but nothing orders this behind {self.describe(conflict)}", lanes)
+
+    def follow(self, agent: int, clock: Array, site: int) -> None:
+        """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new."""
+        if site not in self.sites.effective and (clock > self.clocks.known[agent]).any():
+            self.sites.effective.add(site)
+        self.clocks.join(agent, clock)
 
     # Warps and shared memory
 
@@ -170,11 +178,15 @@ class Hazards:
             agent = agent if mask is None else agent[mask]
             agent = np.repeat(agent, count) if count > 1 else agent
             known = clocks.known[:, 0]
+            clocks.used[first : first + g.warps] = True
             stamp = known[agent, agent] - (SITES - 1 - site)
         conflict = shadow.conflict(cells, agent, known, write, atomic)
-        if conflict is None and write:
-            conflict = shadow.write(cells, agent, stamp, atomic)
-        elif not atomic and conflict is None:
+        if conflict is None and atomic:
+            shadow.write_atomic(cells, agent, stamp)
+        elif conflict is None and write:
+            self.wrote.update(range(first, first + g.warps))
+            conflict = shadow.write(cells, agent, stamp)
+        elif conflict is None:
             shadow.read(cells, agent, stamp)
         if conflict is not None:
             at = conflict.cell << self.shift
@@ -196,7 +208,7 @@ class Hazards:
 
     def leave(self, cta: Cta, warp: int) -> None:
         """A warp exits."""
-        clock = self.clocks.snapshot(self.warp(cta, warp))
+        clock = self.clocks.release(self.warp(cta, warp))
         old = self.left.get(cta.rank)
         self.left[cta.rank] = clock if old is None else np.maximum(old, clock)
 
@@ -206,6 +218,9 @@ class Hazards:
             if mask is None or mask[32 * i : 32 * i + 32].any():
                 agent = self.warp(g.cta, g.first + i)
                 if kind == "proxy":
+                    if agent in self.wrote:
+                        self.sites.effective.add(g.site)
+                        self.wrote.discard(agent)
                     self.clocks.fence(agent)
                 else:
                     self.fenced[agent] = self.clocks.release(agent)
@@ -250,15 +265,14 @@ class Hazards:
         agent = self.warp(cta, warp)
         self.use_mbarrier(mbarrier, agent, site)
         if mbarrier.published is not None:
-            self.clocks.join(agent, mbarrier.published)
+            self.follow(agent, mbarrier.published, site)
 
     # cp.async
 
     def issued(self, g: Gang) -> Array:
         """The clocks of the warps of a gang."""
         first = self.warp(g.cta, g.first)
-        clocks: Array = self.clocks.known[first : first + g.warps].copy()
-        return clocks
+        return np.array([self.clocks.release(first + i) for i in range(g.warps)])
 
     def copied(self, cta: Cta, first: int, issue: tuple[Array, int], where: tuple[Array, int], lanes: Array) -> dict[int, Array]:
         """Some lanes of the warps from ``first`` on write what they copied; the clock behind that, by warp.
@@ -292,21 +306,21 @@ class Hazards:
             self.clocks.advance(stream)
         return clocks
 
-    def copies_waited(self, clocks: dict[int, Array]) -> None:
+    def copies_waited(self, clocks: dict[int, Array], site: int) -> None:
         """Warps waited for their copies."""
         for agent, clock in clocks.items():
-            self.clocks.join(agent, clock)
+            self.follow(agent, clock, site)
 
     # Asynchronous operations
 
     def ticket(self, issuer: Issuer, cta: Cta, name: Any) -> Ticket:
         """An operation of the stream ``name`` of a CTA that a warp issues now."""
         site = 0 if issuer.op is None else self.sites.number(issuer.op)
-        return Ticket(self.stream(cta, name), self.clocks.snapshot(self.warp(issuer.cta, issuer.warp)), site)
+        return Ticket(self.stream(cta, name), self.clocks.release(self.warp(issuer.cta, issuer.warp)), site)
 
     def snapshot(self, issuer: Issuer) -> Array:
         """The clock of the warp that issues an operation."""
-        return self.clocks.snapshot(self.warp(issuer.cta, issuer.warp))
+        return self.clocks.release(self.warp(issuer.cta, issuer.warp))
 
     def signalling(self, issuer: Issuer, mbarrier: Mbarrier, name: Any) -> Ticket:
         """``ticket`` for an operation that will tell an mbarrier.
@@ -374,7 +388,7 @@ class Hazards:
         """The shadow of the tensor memory of a CTA: a cell for each column of each quadrant."""
         found = self.tensor.get(cta.rank)
         if found is None:
-            found = self.tensor[cta.rank] = Shadow(4 * TENSOR_COLUMNS, len(self.clocks.copies))
+            found = self.tensor[cta.rank] = Shadow(4 * TENSOR_COLUMNS, len(self.clocks.used))
         return found
 
     def tensor_loaded(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], rows: Any) -> None:
@@ -399,6 +413,7 @@ class Hazards:
             known[streams[0]] = known[streams[1]] = _EVERYTHING
             start = (lane // QUADRANT + i - lanes.start // 32) * TENSOR_COLUMNS + columns[0]
             top = int(self.clocks.known[streams[write], 0, streams[write]])
+            self.clocks.used[streams[write]] = True
             who = streams[write], known, top - (SITES - 1 - g.site)
             self.apply(shadow, slice(start, start + columns[1]), who, write, f"tensor memory of CTA {cta.id}")
             yield i, streams[write], top
@@ -409,6 +424,8 @@ class Hazards:
             if mask is None or mask[32 * i]:
                 agent = self.warp(g.cta, g.first + i)
                 stream = self.stream(g.cta, (STORES_OF_WARP if write else LOADS_OF_WARP, g.first + i))
+                if self.clocks.used[stream] if write else agent in self.loading:
+                    self.sites.effective.add(g.site)
                 self.clocks.follow(agent, stream, int(self.clocks.known[stream, 0, stream]))
                 self.clocks.advance(stream)
                 if not write:

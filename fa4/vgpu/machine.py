@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.capture import BufferImage, Capture
 from fa4.vgpu.cluster import Cluster
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
@@ -194,6 +195,7 @@ class Gpu:
         self.observer = observer
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
+        self.captures: list[Capture] | None = None  # a list: every launch is added to it, see ``fa4.vgpu.capture``
 
     def register_buffer(self, address: int, data: int | Array, name: str, writable: bool = True) -> Array:
         """Make ``data`` global memory at ``address``; its bytes as a flat array that shares them.
@@ -245,6 +247,8 @@ class Gpu:
             program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites)
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
+        if self.captures is not None:
+            self.captures.append(self._capture(program, kernel, launch, params))
         start = time.perf_counter()
         loaded = [v for v in entry.variables if v.space == "global"]
         for variable in loaded:
@@ -263,6 +267,14 @@ class Gpu:
     def report(self) -> Report:
         """All launches so far together."""
         return replace(total_report(self.reports), launches=tuple(self.reports))
+
+    def _capture(self, program: Program, kernel: str, launch: Launch, params: bytes | Sequence[bytes]) -> Capture:
+        buffers = tuple(BufferImage(b.address, b.data.tobytes(), b.name, b.writable) for b in self.memory.buffers)
+        unwritten = "nan" if self.blank == WRITTEN else "error"
+        cluster = launch.cluster if launch.explicit_cluster else None
+        values = params if isinstance(params, bytes) else tuple(params)
+        geometry = launch.grid, launch.block, cluster, launch.dynamic_bytes
+        return Capture(program.text, kernel, self.arch, *geometry, values, buffers, unwritten)
 
     def _launch(self, code: Code, geometry: tuple[Dim3, Dim3, Dim3], dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel

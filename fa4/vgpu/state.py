@@ -324,7 +324,7 @@ class Gang:
 
     def wait_copies(self, keep: int | None, mask: Array | None) -> None:
         """cp.async.wait_group and wait_all."""
-        self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask)
+        self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask, self.site)
         self.event("cp.async.wait_group", mask, {"keep": keep})
 
     def event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:

@@ -268,7 +268,7 @@ def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
     """Each lane waits for its groups but the newest ``keep``: here this makes them complete."""
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
-        groups.wait(32 * g.first + lane, keep, read)
+        groups.wait(32 * g.first + lane, keep, read, g.site)
     g.event("cp.async.bulk.wait_group", mask, {"keep": keep, "read": read})
 
 
