@@ -95,6 +95,8 @@ def release(cta: Cta, index: int) -> None:
         for warp_index, target in barrier.results:
             rows = cta.predicates if target.bits == 1 else cta.rows[target.bits]
             rows[target.index, 32 * warp_index : 32 * warp_index + 32][~cta.warps[warp_index].exited] = value
+    if cta.hazards is not None and len(set(barrier.sites.values())) > 1:
+        cta.hazards.sites.mixed.update(barrier.sites.values())
     for warp_index in barrier.waiting:
         wake(cta.warps[warp_index], None)
         if cta.hazards is not None and barrier.clock is not None:

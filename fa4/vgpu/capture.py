@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fa4.vgpu.program import Program
 
 if TYPE_CHECKING:
-    from fa4.vgpu.machine import Gpu
+    from fa4.vgpu.report import Observer
     from fa4.vgpu.state import Dim3
 
 Array = npt.NDArray[Any]
@@ -42,8 +42,8 @@ class Capture:
     buffers: tuple[BufferImage, ...]
     unwritten: str
 
-    def replay(self, program: Program, **options: Any) -> tuple[Gpu, dict[str, Array]]:
-        """Launch ``program`` (of ``ptx``, or of a changed form) on a new ``Gpu`` with these options: it, and the writable buffers after.
+    def replay(self, program: Program, observer: Observer | None = None, **options: Any) -> dict[str, Array]:
+        """Launch ``program`` (of ``ptx``, or of a changed form) on a new ``Gpu`` with these options; the writable buffers after that.
 
         Raises:
             VgpuError: what is wrong with the kernel.
@@ -51,6 +51,7 @@ class Capture:
         from fa4.vgpu.machine import Gpu
 
         gpu = Gpu(self.arch, **{"unwritten": self.unwritten, **options})
+        gpu.observer = observer
         results = {}
         for image in self.buffers:
             flat = gpu.register_buffer(image.address, np.frombuffer(bytearray(image.data), np.uint8), image.name, image.writable)
@@ -58,4 +59,4 @@ class Capture:
                 results[f"{image.name} at {image.address:#x}"] = flat
         params = self.params if isinstance(self.params, bytes) else list(self.params)
         gpu.launch(program, self.kernel, self.grid, self.block, self.dynamic_shared_bytes, params, self.cluster)
-        return gpu, results
+        return results

@@ -65,6 +65,9 @@ class Sites:
         self.strong = [False]
         self.numbers: dict[int, int] = {}
         self.effective: set[int] = set()
+        """Instructions that ordered something new."""
+        self.mixed: set[int] = set()
+        """Instructions at a named barrier together with others."""
         self.shift = grain(kernel).bit_length() - 1
         loads = [op for block in kernel.blocks for op in block.ops if op.name == "tcgen05" and op.mods[0] == "ld"]
         self.loads = frozenset(r for op in loads for r in op.written())
@@ -112,6 +115,7 @@ class Hazards:
         self.fenced: dict[int, Array] = {}
         self.freed: Array | None = None
         self.wrote: set[int] = set()  # warps, since their last proxy fence
+        self.fresh: dict[int, list[Mbarrier]] = {}  # that warps made since their last fence
         self.loading: dict[int, list[tuple[int, int]]] = {}
         self.lanes = np.repeat(np.arange(self.warps), 32)
 
@@ -213,17 +217,22 @@ class Hazards:
         self.left[cta.rank] = clock if old is None else np.maximum(old, clock)
 
     def fence(self, g: Gang, kind: str, mask: Array | None) -> None:
-        """A fence by the warps of a gang: "proxy" or "release"."""
+        """A fence by the warps of a gang: "proxy", "release", or "init", of mbarriers that they made."""
         for i in range(g.warps):
             if mask is None or mask[32 * i : 32 * i + 32].any():
                 agent = self.warp(g.cta, g.first + i)
+                if kind != "release":
+                    for mbarrier in self.fresh.pop(agent, ()):
+                        mbarrier.visible = True
+                        self.sites.effective.add(g.site)
                 if kind == "proxy":
                     if agent in self.wrote:
                         self.sites.effective.add(g.site)
                         self.wrote.discard(agent)
                     self.clocks.fence(agent)
-                else:
+                elif kind == "release":
                     self.fenced[agent] = self.clocks.release(agent)
+                    self.sites.effective.add(g.site)  # whether anything needs it is not traced
 
     def check_end(self, cta: Cta) -> None:
         """A CTA ends: whatever others did to its memory must be ordered before.
@@ -247,6 +256,7 @@ class Hazards:
         """A warp initialised one."""
         agent = self.warp(cta, warp)
         mbarrier.made = Conflict(mbarrier.offset, agent, self.clocks.base(agent) + site, True)
+        self.fresh.setdefault(agent, []).append(mbarrier)
 
     def use_mbarrier(self, mbarrier: Mbarrier, agent: int, site: int) -> None:
         """A warp uses one, which must have been initialised before.
@@ -330,6 +340,11 @@ class Hazards:
         """
         ticket = self.ticket(issuer, mbarrier.cta, name)
         self.use_mbarrier(mbarrier, self.warp(issuer.cta, issuer.warp), ticket.site)
+        if not mbarrier.visible and mbarrier.made is not None:
+            message = (
+                f"an asynchronous operation signals {mbarrier}: no fence.mbarrier_init or fence.proxy.async follows its initialisation"
+            )
+            raise FaultError(ProxyFenceError, message)
         return ticket
 
     def bytes_moved(self, ticket: Ticket, cta: Cta, where: tuple[int, int], write: bool) -> Array:

@@ -158,7 +158,10 @@ class Gpu:
             kernels that compute on rows of a tile beyond the tensor and drop the result. Predicates are always an error.
         checks: "basic"; "hazards", also whether accesses of shared and tensor memory are ordered, see ``fa4.vgpu.hazards``; or "isa", also
             rules of the ISA on which GPUs are not known to insist.
-        observer: told of block entries and synchronisation; None costs nothing.
+
+    Attributes:
+        observer: told of block entries and synchronisation; None, as at first, costs nothing.
+        captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
     """
 
     def __init__(
@@ -172,7 +175,6 @@ class Gpu:
         approximate: Literal["exact", "random"] = "exact",
         unwritten: Literal["error", "nan"] = "error",
         checks: Checks = "basic",
-        observer: Observer | None = None,
     ) -> None:
         if arch not in ARCHES:
             raise LaunchError(f"arch={arch!r}: must be one of {', '.join(ARCHES)}")
@@ -192,10 +194,10 @@ class Gpu:
         self.early = delay == "early"
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.checks = checks
-        self.observer = observer
+        self.observer: Observer | None = None
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
-        self.captures: list[Capture] | None = None  # a list: every launch is added to it, see ``fa4.vgpu.capture``
+        self.captures: list[Capture] | None = None
 
     def register_buffer(self, address: int, data: int | Array, name: str, writable: bool = True) -> Array:
         """Make ``data`` global memory at ``address``; its bytes as a flat array that shares them.

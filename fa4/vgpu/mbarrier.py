@@ -33,6 +33,7 @@ class Mbarrier:
         self.gathered: Array | None = None
         self.published: Array | None = None
         self.made: Conflict | None = None  # who initialised it
+        self.visible = False  # to asynchronous operations
 
     def __str__(self) -> str:
         """For messages."""

@@ -23,7 +23,12 @@ from fa4.vgpu.program import Op, Program
 Array = npt.NDArray[Any]
 
 Schedules = Sequence[tuple[str, int]]
-SCHEDULES: Schedules = (("round_robin", 0), ("priority", 1), ("priority", 2))
+
+
+def schedules(count: int) -> Schedules:
+    """The fastest one, then strict priorities."""
+    return [("round_robin", 0), *(("priority", seed) for seed in range(1, count))]
+
 
 _PATIENCE = 30
 """How many times more blocks than the unchanged kernel a mutant may execute."""
@@ -60,15 +65,15 @@ def mutants(program: Program, kernel: str, ptx: str) -> Iterator[Mutant]:
     for block in program.kernel(kernel).blocks:
         for op in block.ops if block.end is None else (*block.ops, block.end):
             if op.line <= len(lines) and lines[op.line - 1].count(";") == 1:
-                for kind, change, replacement in _changes(op, lines[op.line - 1]):
+                for kind, change, replacement in _changes(op, lines[op.line - 1], ptx):
                     yield Mutant(kind, change, op.line, op.text, op.source, replacement)
 
 
 _GUARD = re.compile(r"^\s*(@!?\S+\s+)?")
 
 
-def _changes(op: Op, line: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, change, replacement) of one instruction."""
+def _changes(op: Op, line: str, text: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, change, replacement) of one instruction on a ``line`` of ``text``."""
     words = op.opcode
     guard = (_GUARD.match(line) or [""])[0]
     if words.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
@@ -87,10 +92,12 @@ def _changes(op: Op, line: str) -> Iterator[tuple[str, str, str]]:
             yield "arrive", "expects no bytes", re.sub(r"\.expect_tx", "", line.rsplit(",", 1)[0]) + ";"
     elif words.startswith(("bar.sync", "barrier.sync", "barrier.cta.sync", "bar.arrive", "barrier.arrive", "barrier.cta.arrive")):
         yield "barrier", "removed", ""
+        used = set(re.findall(r"\b(?:bar|barrier(?:\.cta)?)\.(?:sync|arrive)\S*\s+(\d+)", text))
         number = line[len(guard) :].split(None, 1)[1].split(",", maxsplit=1)[0].strip(" ;\t")
         if number.isdigit():
-            other = (int(number) + 1) % 16
-            yield "barrier", f"id {other}", re.sub(rf"(\s){number}(\s*[,;])", rf"\g<1>{other}\g<2>", line, count=1)
+            other = next((n for n in sorted(used, key=int) if n != number), str((int(number) + 1) % 16))
+            kind = f"id {other}" + (", used elsewhere" if other in used else "")
+            yield "barrier", kind, re.sub(rf"(\s){number}(\s*[,;])", rf"\g<1>{other}\g<2>", line, count=1)
     elif words.startswith("barrier.cluster"):
         yield "barrier", "removed", ""
     elif "commit" in words:
@@ -139,16 +146,17 @@ class Mutation:
         VgpuError: from the constructor: the unchanged kernel fails.
     """
 
-    def __init__(self, capture: Capture, schedules: Schedules = SCHEDULES) -> None:
+    def __init__(self, capture: Capture, schedules: Schedules) -> None:
         self.capture, self.schedules = capture, schedules
         self.program = Program.parse(capture.ptx)
         self.results: list[dict[str, Array]] = []
         self.executed: set[int] = set()
         self.effective: set[int] = set()
+        self.mixed: set[int] = set()
         self.blocks = 0
         for schedule, seed in schedules:
             limit = _Limit(1 << 62)
-            _, results = capture.replay(self.program, schedule=schedule, seed=seed, checks="hazards", observer=limit)
+            results = capture.replay(self.program, limit, schedule=schedule, seed=seed, checks="hazards")
             self.blocks = max(self.blocks, (1 << 62) - limit.left)
             self.results.append(results)
         for code in self.program.code.values():
@@ -156,7 +164,11 @@ class Mutation:
             for index, _ in code.blocks:
                 block = code.kernel.blocks[index]
                 self.executed |= {op.line for op in (*block.ops, block.end) if op is not None}
-            self.effective |= {op.line for site, op in enumerate(code.sites.ops) if op is not None and site in code.sites.effective}
+            for site, op in enumerate(code.sites.ops):
+                if op is not None and site in code.sites.effective:
+                    self.effective.add(op.line)
+                if op is not None and site in code.sites.mixed:
+                    self.mixed.add(op.line)
         self.limits = {name: _noise([r[name] for r in self.results]) for name in self.results[0]}
 
     def mutants(self) -> list[Mutant]:
@@ -171,7 +183,7 @@ class Mutation:
         for number, (schedule, seed) in enumerate(self.schedules, start=1):
             limit = _Limit(_PATIENCE * self.blocks)
             try:
-                _, results = self.capture.replay(program, schedule=schedule, seed=seed, checks="hazards", observer=limit)
+                results = self.capture.replay(program, limit, schedule=schedule, seed=seed, checks="hazards")
             except VgpuError as error:
                 where = f"{schedule} {seed}: {error.message.splitlines()[0]}"
                 return Verdict(mutant, "caught", number, f"{type(error).__name__}, {where}")
@@ -180,7 +192,14 @@ class Mutation:
                 return Verdict(mutant, "caught", number, f"wrong values in {wrong[0]}, {schedule} {seed}")
         if mutant.change == "removed" and mutant.line not in self.effective and _can_be_redundant(mutant):
             return Verdict(mutant, "equivalent", len(self.schedules), "whenever it ran, all that it orders was ordered already")
-        return Verdict(mutant, "survived", len(self.schedules))
+        if (
+            mutant.kind == "barrier"
+            and mutant.change.startswith("id ")
+            and not mutant.change.endswith("elsewhere")
+            and mutant.line not in self.mixed
+        ):
+            return Verdict(mutant, "equivalent", len(self.schedules), "no other instruction ever arrived at either barrier with it")
+        return Verdict(mutant, "survived", len(self.schedules), "every conflicting access is still ordered")
 
     def _close(self, name: str, data: Array) -> bool:
         kind, limit = self.limits[name]
@@ -215,7 +234,7 @@ def _noise(runs: Sequence[Array]) -> tuple[str, float]:
 
     Where they do not differ, a type that makes some value absurdly great comes last.
     """
-    found = []
+    found: list[tuple[float, bool, int, float]] = []
     for kind in _KINDS:
         decoded = [_decoded(run, kind) for run in runs]
         first = decoded[0]

@@ -318,7 +318,7 @@ class Gang:
         self.event("cp.async.commit_group", mask, {})
 
     def fence(self, kind: str, mask: Array | None) -> None:
-        """A fence: "proxy" or "release"."""
+        """A fence: "proxy", "release", or "init", of mbarriers that were made."""
         if self.cta.hazards is not None:
             self.cta.hazards.fence(self, kind, mask)
 

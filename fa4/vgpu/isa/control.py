@@ -72,7 +72,8 @@ def _fence(e: Emitter, op: Op, mods: Mods) -> None:
         e.line(f"g.event('fence.proxy.{kind}', {e.masked}, {{}})")
         if kind.startswith("async") and space != "global":
             e.line(f"g.fence('proxy', {e.masked})")
-    mods.take("mbarrier_init")
+    if mods.take("mbarrier_init"):
+        e.line(f"g.fence('init', {e.masked})")
     how = mods.take("sc", "acq_rel", "acquire", "release")
     if how != "acquire" and "proxy" not in op.mods:
         e.line(f"g.fence('release', {e.masked})")
