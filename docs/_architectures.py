@@ -21,6 +21,7 @@ _ROWS = {
     "bf16_flop": ("Dense bf16 FLOP per SM and clock", 1),
     "exp2": ("exp2 results per SM and clock", 1),
     "fp32_fma": ("fp32 FMA per SM and clock", 1),
+    "alu": ("Maximum, select, shift per SM and clock", 1),
     "smem_bandwidth": ("Shared-memory bytes per SM and clock", 1),
     "l2": ("L2, MB", 1024 * 1024),
     "dram_bandwidth": ("Device memory, TB/s", 1e12),

@@ -161,12 +161,30 @@ def virtual_gpu_instructions() -> str:
     return instruction_page()
 
 
+def exp2_figure(name: str) -> str:
+    """Return a figure of the page on exp2."""
+    from docs import _exp2
+
+    return svg(lambda: getattr(_exp2, name)(new_figure))
+
+
+def schedule_chart(name: str) -> str:
+    """Return a chart of the page on schedules."""
+    from docs import _schedules
+
+    return str(getattr(_schedules, name)())
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "support.md": support_table,
     "architectures.md": architectures,
     "virtual-gpu-instructions.md": virtual_gpu_instructions,
     "images/memory-traffic.svg": lambda: svg(memory_traffic),
     "images/error-by-variant.svg": lambda: svg(error_by_variant),
+    "images/exp2-error.svg": lambda: exp2_figure("error_by_degree"),
+    "images/exp2-cycles.svg": lambda: exp2_figure("cycles_by_share"),
+    "images/schedule-causal.svg": lambda: schedule_chart("causal"),
+    "images/schedule-deterministic.svg": lambda: schedule_chart("deterministic"),
 }
 
 

@@ -63,6 +63,7 @@ class Arch:
     bf16_flop: Quantity
     exp2: Quantity
     fp32_fma: Quantity
+    alu: Quantity
     smem_bandwidth: Quantity
     l2: Quantity
     dram_bandwidth: Quantity
@@ -75,6 +76,10 @@ _MB = 1024 * 1024
 # Documents cited more than once. A source string is one entry of the list of sources in the documentation.
 _LIMITS = "CUDA Programming Guide 13, Compute Capabilities, Tables 30 and 31; CCCL cuda/__device/arch_traits.h agrees"
 _RATES = "CUDA C++ Best Practices Guide 13, Throughput of Native Arithmetic Instructions"
+_ALU = (
+    f"{_RATES}: compare, minimum, maximum; shift. The compiler agrees: ptxas leaves two clocks between two such instructions of a warp, "
+    "as it does for 16 lanes in each quarter of the SM (seen for sm_80, sm_90a, sm_100a and sm_120a)"
+)
 _BANKS = "Arithmetic: 32 banks (CUDA Programming Guide 13, Table 31) x 4 bytes per bank and clock"
 _TMEM = "PTX ISA 9.4, tcgen05, Tensor Memory addressing: 128 lanes x 512 columns of 32 bits"
 _NO_TMEM = "PTX ISA 9.4, tcgen05 target notes: no Tensor Memory on sm_8x, sm_90a and sm_12x"
@@ -109,6 +114,7 @@ _NO_TMEM_LANES = Quantity(0, "lane", _NO_TMEM)
 _NO_TMEM_COLUMNS = Quantity(0, "column", _NO_TMEM)
 _EXP2_16 = Quantity(16, "result/clock/SM", _RATES)
 _FMA_128 = Quantity(128, "FMA/clock/SM", _RATES)
+_ALU_64 = Quantity(64, "result/clock/SM", _ALU)
 _SMEM_128 = Quantity(128, "byte/clock/SM", _BANKS)
 
 _SM_80 = Arch(
@@ -129,6 +135,7 @@ _SM_80 = Arch(
     bf16_flop=Quantity(2048, "FLOP/clock/SM", _A100),
     exp2=_EXP2_16,
     fp32_fma=Quantity(64, "FMA/clock/SM", _RATES),
+    alu=_ALU_64,
     smem_bandwidth=_SMEM_128,
     l2=Quantity(40 * _MB, "byte", _A100),
     dram_bandwidth=Quantity(2.039e12, "byte/s", "NVIDIA A100 data sheet, A100 80GB SXM; the 40 GB part has 1.555e12"),
@@ -153,6 +160,7 @@ _SM_86 = Arch(
     bf16_flop=Quantity(1024, "FLOP/clock/SM", f"{_GA102}; GeForce parts of sm_86 accumulate in float32 at half this rate"),
     exp2=_EXP2_16,
     fp32_fma=_FMA_128,
+    alu=_ALU_64,
     smem_bandwidth=Quantity(128, "byte/clock/SM", _GA102),
     l2=Quantity(6 * _MB, "byte", _GA102),
     dram_bandwidth=Quantity(768e9, "byte/s", _GA102),
@@ -181,6 +189,7 @@ _SM_89 = Arch(
     ),
     exp2=_EXP2_16,
     fp32_fma=_FMA_128,
+    alu=_ALU_64,
     smem_bandwidth=_SMEM_128,
     l2=Quantity(
         96 * _MB,
@@ -209,6 +218,7 @@ _SM_90A = Arch(
     bf16_flop=Quantity(4096, "FLOP/clock/SM", f"{_H100}: twice A100 per SM and clock"),
     exp2=Quantity(16, "result/clock/SM", _FA3),
     fp32_fma=_FMA_128,
+    alu=_ALU_64,
     smem_bandwidth=_SMEM_128,
     l2=Quantity(50 * _MB, "byte", _H100),
     dram_bandwidth=Quantity(3.35e12, "byte/s", "NVIDIA H100 data sheet, SXM; H200, otherwise the same, has 4.8e12 (H200 data sheet)"),
@@ -233,6 +243,7 @@ _SM_100A = Arch(
     bf16_flop=Quantity(8192, "FLOP/clock/SM", f"{_FA4}; CUTLASS, Blackwell functionality: tcgen05.mma kind::f16 is twice Hopper"),
     exp2=Quantity(16, "result/clock/SM", _FA4),
     fp32_fma=_FMA_128,
+    alu=_ALU_64,
     smem_bandwidth=Quantity(128, "byte/clock/SM", _FA4),
     l2=Quantity(126 * _MB, "byte", "NVIDIA Blackwell Tuning Guide, Increased L2 Capacity; Chips and Cheese (B200) reports the same"),
     dram_bandwidth=Quantity(8.0e12, "byte/s", "NVIDIA DGX B200 data sheet: 64 TB/s / 8 GPUs. Disputed: Technical Brief v2.1 has 7.7e12"),
@@ -266,6 +277,7 @@ _SM_103A = Arch(
         "NVIDIA blog, Making Softmax More Efficient with NVIDIA Blackwell Ultra: MUFU.EX2 doubled, measured 10024 against 4943 Gop/s",
     ),
     fp32_fma=_FMA_128,
+    alu=_ALU_64,
     smem_bandwidth=_SMEM_128,
     l2=Quantity(126 * _MB, "byte", "Taken equal to B200: no NVIDIA figure found; public B300 measurements use it"),
     dram_bandwidth=Quantity(
@@ -297,6 +309,7 @@ _SM_120A = Arch(
     ),
     exp2=Quantity(16, "result/clock/SM", f"{_RATES}; no independent figure found for 12.0"),
     fp32_fma=_FMA_128,
+    alu=_ALU_64,
     smem_bandwidth=_SMEM_128,
     l2=Quantity(128 * _MB, "byte", "Hardware listings and launch reports of the RTX PRO 6000 Blackwell"),
     dram_bandwidth=Quantity(1.792e12, "byte/s", "Arithmetic: 512 bit / 8 x 28 Gbit/s (launch listings of the RTX PRO 6000 Blackwell)"),

@@ -92,6 +92,39 @@ def check_ampere_forward(config: AmpereForwardConfig, head_dim: int, head_dim_v:
         )
 
 
+@dataclass(frozen=True)
+class Exp2Policy:
+    """Which part of a row's exponentials is emulated: ``emulated`` of every ``period`` pairs of columns, evenly spread.
+
+    Pairs, since sm_100a has multiply-adds on two numbers at once. ``degree`` is that of the polynomial, see ``fa4.emulate_exp``.
+
+    Raises:
+        ArgumentError: a number out of range.
+    """
+
+    emulated: int = 0
+    period: int = 16
+    degree: int = 3
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.period < 1:
+            raise ArgumentError("period", self.period, "must be at least 1", "use 16")
+        if not 0 <= self.emulated <= self.period:
+            raise ArgumentError("emulated", self.emulated, f"must be from 0 to period, {self.period}", "use 0 to emulate nothing")
+        if not 1 <= self.degree <= 6:
+            raise ArgumentError("degree", self.degree, "there are polynomials of degree 1 to 6", "use 3")
+
+    @property
+    def share(self) -> float:
+        """Emulated share, 0 to 1."""
+        return self.emulated / self.period
+
+    def emulates(self, pair: int) -> bool:
+        """Whether the pair of columns with this index, from 0, is emulated."""
+        return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
+
+
 TMEM_COLUMNS = 512
 TMEM_LANES = 128
 

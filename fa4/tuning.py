@@ -9,6 +9,7 @@ from fa4.arch import Arch
 from fa4.config import (
     AmpereForwardConfig,
     BlackwellForwardConfig,
+    Exp2Policy,
     blackwell_forward_refusal,
     check_ampere_forward,
     padded_head_dim,
@@ -93,3 +94,42 @@ def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | Black
     if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
         return blackwell_forward_config(problem, arch)
     return ampere_forward_config(problem, arch)
+
+
+@dataclass(frozen=True)
+class Exp2Row:
+    """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why."""
+
+    width: int
+    full: Exp2Policy
+    masked: Exp2Policy
+    reason: str
+
+
+# "Model" is fa4.emulate_exp.cost, whose curves docs/exp2.md shows; a test holds these rows against it. "Published" is what the authors of
+# FlashAttention-4 (arXiv 2603.05451) report: 10 to 25% of a row on B200, at head dim 128 19% without and 12.5% with a causal mask, and
+# nothing on sm_103a, whose special-function unit is twice as fast. No figure here was measured on a GPU of ours.
+_EXP2_SM_100A = (
+    Exp2Row(
+        96,
+        Exp2Policy(4),
+        Exp2Policy(4),
+        "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64), cut to the published 25%",
+    ),
+    Exp2Row(
+        128,
+        Exp2Policy(3),
+        Exp2Policy(2),
+        "exp2 ties with the products; the model is flat from 12.5% on, and both published shares lie there",
+    ),
+    Exp2Row(256, Exp2Policy(0), Exp2Policy(0), "the products take longer than exp2, with all overheads of the model"),
+)
+
+
+def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
+    """Which share of a row's exponentials the forward kernel of ``arch`` emulates: none but on sm_100a."""
+    if arch.name != "sm_100a":
+        return Exp2Policy(0)
+    width = (padded_head_dim(problem.head_dim) + padded_head_dim(problem.head_dim_v)) / 2
+    row = next((row for row in _EXP2_SM_100A if width <= row.width), _EXP2_SM_100A[-1])
+    return row.masked if problem.causal or any(problem.window) else row.full

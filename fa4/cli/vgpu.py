@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     capture = _forward(arguments)
     mutation = Mutation(capture, schedules(arguments.schedules))
-    print(f"{capture.kernel}\ngrid {capture.grid}, {arguments.schedules} schedules", flush=True)
+    print(f"{capture.kernel}\ngrid {capture.grid}, {arguments.schedules} schedules, checks {mutation.checks!r}", flush=True)
     verdicts = [mutation.judge(mutant) for mutant in mutation.mutants()]
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")

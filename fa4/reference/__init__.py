@@ -5,7 +5,6 @@ generation gets there, and count what it moves. Nothing here is fast. Read in th
 ``flash1``, ``flash2``, ``flash3``, ``flash4``; ``docs/concepts/algorithms.md`` derives them.
 """
 
-from fa4.reference.exp2 import EXP2_COEFFICIENTS, EXP2_RELATIVE_ERROR, emulated_exp2
 from fa4.reference.flash1 import flash1_attention
 from fa4.reference.flash2 import flash2_attention, flash2_attention_backward
 from fa4.reference.flash3 import Fp8Options, flash3_attention
@@ -22,8 +21,6 @@ from fa4.reference.problem import AttentionOptions, AttentionResult, Gradients, 
 from fa4.reference.standard import standard_attention, standard_attention_backward
 
 __all__ = [
-    "EXP2_COEFFICIENTS",
-    "EXP2_RELATIVE_ERROR",
     "AttentionOptions",
     "AttentionResult",
     "Flash4Options",
@@ -31,7 +28,6 @@ __all__ = [
     "Gradients",
     "Ledger",
     "Tiles",
-    "emulated_exp2",
     "flash1_attention",
     "flash1_operand_traffic",
     "flash2_attention",

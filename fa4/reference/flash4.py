@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fa4.emulate_exp.twin import emulated_exp2
 from fa4.errors import ArgumentError
-from fa4.reference.exp2 import emulated_exp2
 from fa4.reference.heads import Head, run_forward
 from fa4.reference.online import RowState, finite
 from fa4.reference.problem import AttentionOptions, AttentionResult, Tiles, check_inputs

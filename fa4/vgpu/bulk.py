@@ -144,7 +144,8 @@ class BulkGroups:
 def check_end(cta: Cta) -> None:
     """A CTA ends: its shared memory is gone for copies that still have to read or write it.
 
-    Stores that were never committed are let go: flash-attn-4's sm_100 backward stores dK and dV so, as the last thing it does.
+    Stores that were never committed are let go, unless ``checks="isa"``: flash-attn-4's sm_100 backward stores dK and dV so, as the last
+    thing it does.
 
     Raises:
         FaultError: there is one.
@@ -154,7 +155,8 @@ def check_end(cta: Cta) -> None:
         if engine.queue and isinstance(name, tuple) and name[0] == LOADS:
             raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
     for thread in cta.unit(BulkGroups).threads.values():
-        for store in (store for group in thread.groups for store in group):
+        uncommitted = thread.open if cta.hazards is not None and cta.hazards.strict else []
+        for store in [*uncommitted, *(store for group in thread.groups for store in group)]:
             if store.data is None:
                 raise _at_end(f"{message} read its shared memory", store.issuer)
 

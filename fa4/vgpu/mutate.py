@@ -140,7 +140,7 @@ class _Limit:
 
 
 class Mutation:
-    """The unchanged kernel in all schedules, and what its mutants are compared with.
+    """The unchanged kernel in all schedules, and what its mutants are compared with; with the strictest checks that it passes.
 
     Raises:
         VgpuError: from the constructor: the unchanged kernel fails.
@@ -148,15 +148,23 @@ class Mutation:
 
     def __init__(self, capture: Capture, schedules: Schedules) -> None:
         self.capture, self.schedules = capture, schedules
+        try:
+            self._begin("isa")
+        except VgpuError:  # it is not that strict itself
+            self._begin("hazards")
+
+    def _begin(self, checks: str) -> None:
+        """Run the unchanged kernel."""
+        capture, self.checks = self.capture, checks
         self.program = Program.parse(capture.ptx)
         self.results: list[dict[str, Array]] = []
         self.executed: set[int] = set()
         self.effective: set[int] = set()
         self.mixed: set[int] = set()
         self.blocks = 0
-        for schedule, seed in schedules:
+        for schedule, seed in self.schedules:
             limit = _Limit(1 << 62)
-            results = capture.replay(self.program, limit, schedule=schedule, seed=seed, checks="hazards")
+            results = capture.replay(self.program, limit, schedule=schedule, seed=seed, checks=checks)
             self.blocks = max(self.blocks, (1 << 62) - limit.left)
             self.results.append(results)
         for code in self.program.code.values():
@@ -183,7 +191,7 @@ class Mutation:
         for number, (schedule, seed) in enumerate(self.schedules, start=1):
             limit = _Limit(_PATIENCE * self.blocks)
             try:
-                results = self.capture.replay(program, limit, schedule=schedule, seed=seed, checks="hazards")
+                results = self.capture.replay(program, limit, schedule=schedule, seed=seed, checks=self.checks)
             except VgpuError as error:
                 where = f"{schedule} {seed}: {error.message.splitlines()[0]}"
                 return Verdict(mutant, "caught", number, f"{type(error).__name__}, {where}")

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from fa4.reference import EXP2_RELATIVE_ERROR, AttentionOptions, Flash4Options, Tiles, flash4_attention, standard_attention
+from fa4.emulate_exp import RELATIVE_ERROR
+from fa4.reference import AttentionOptions, Flash4Options, Tiles, flash4_attention, standard_attention
 from fa4.reference.flash4 import emulated_columns
 from fa4.reference.online import finite
 
@@ -110,7 +111,7 @@ def test_effect_of_emulation_is_bounded(options, share, tau):
     exact = standard_attention(q, k, v, **options)
     flash4 = Flash4Options(tau=tau, emulated_share=share)
     result = flash4_attention(q, k, v, options=AttentionOptions(**options), tiles=Tiles(16, 16), flash4=flash4)
-    e = EXP2_RELATIVE_ERROR + 64 * 2.0**-24 * np.log(2)
+    e = RELATIVE_ERROR[3] + 64 * 2.0**-24 * np.log(2)
     spread = np.abs(v[:, None, :, :, :] - exact.out[:, :, None]).max(axis=2)  # over keys; broadcast from one head to two
     difference = np.abs(result.out - exact.out)
     assert (difference <= e / (1 - e) * spread + 1e-14).all()
@@ -128,7 +129,7 @@ def test_the_emulation_bound_can_fail():
 
     exact = standard_attention(q, k, v)
     result = flash4_attention(q, k, v, flash4=Flash4Options(emulated_share=1.0, exp2=bad_exp2))
-    assert np.abs(result.lse - exact.lse).max() > -np.log1p(-EXP2_RELATIVE_ERROR)
+    assert np.abs(result.lse - exact.lse).max() > -np.log1p(-RELATIVE_ERROR[3])
 
 
 def test_an_exp2_that_clamps_does_not_leak_hidden_keys():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -14,36 +12,34 @@ from fa4.kernels.blackwell.forward.context import Context
 from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
 from fa4.kernels.blackwell.forward.storage import TILE_M
 
-CHUNK = 16
-"""Columns of O in registers at a time."""
+
+def chunk_of(columns: int) -> int:
+    """Columns of O in registers at a time."""
+    return 32 if columns % 32 == 0 else 16
 
 
 @cute.jit
-def run(c: Context, mLSE: cute.Tensor, thread: Int32) -> None:
-    """Rescale O where a reference grew; at the end divide it, and write lse.
+def run(c: Context, thread: Int32) -> None:
+    """Rescale O where a reference grew; at the end divide it.
 
     Warps: four, for all query tiles in turn; a thread has a row of each.
-    Owns: O in tensor memory between the product before and p_ready; sO; lse.
+    Owns: O in tensor memory between the product before and p_ready; sO.
     Waits: scale_full (the S of that key tile was complete, hence the product before it); o_full at the end.
-    Signals: scale_empty, p_ready; o_ready at the end.
+    Signals: p_ready; o_ready at the end.
     Order: for each key tile and query tile: factor; where a lane of the warp has one other than 1, O times factor; p_ready.
     """
     config, barriers, count = c.config, c.barriers, c.work.count
     for step in cutlass.range(count, unroll=1):
         for stage in cutlass.range_constexpr(config.q_tiles):
             barriers.scale_full.wait(stage, step & 1)
-            factor = c.shared.scale[thread, stage]
-            barriers.scale_empty.arrive(stage)
+            factor = c.shared.factor[thread, stage]
             if step > 0:
                 if cute.arch.vote_any_sync(factor < 1.0):
                     rescale(c, stage, thread, factor)
             barriers.p_ready.arrive(stage)
     for stage in cutlass.range_constexpr(config.q_tiles):
         barriers.scale_full.wait(stage, count & 1)
-        total, reference = c.shared.scale[thread, stage], c.shared.reference[thread, stage]
-        row = c.work.first_row + stage * TILE_M + thread
-        if row < mLSE.shape[0]:
-            mLSE[row] = (reference + cute.math.log2(total, fastmath=True)) * math.log(2.0)
+        total = c.shared.total[thread, stage]
         if count > 0:
             barriers.o_full.wait(stage, Int32(0))
         finish(c, stage, thread, total)
@@ -54,12 +50,14 @@ def run(c: Context, mLSE: cute.Tensor, thread: Int32) -> None:
 def rescale(c: Context, stage: cutlass.Constexpr[int], thread: Int32, factor: Float32) -> None:
     """O times ``factor``, in tensor memory."""
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
-    for chunk in cutlass.range_constexpr(padded_head_dim(c.head_dims[1]) // CHUNK):
-        O = cute.make_rmem_tensor(CHUNK, Float32)
-        load_columns(address + chunk * CHUNK, O, thread)
-        for i in cutlass.range_constexpr(CHUNK):
-            O[i] = O[i] * factor
-        store_columns(address + chunk * CHUNK, O, thread)
+    columns = padded_head_dim(c.head_dims[1])
+    size = chunk_of(columns)
+    for at in cutlass.range_constexpr(0, columns, size):
+        O = cute.make_rmem_tensor(size, Float32)
+        load_columns(address + at, O, thread)
+        for i in cutlass.range_constexpr(0, size, 2):
+            O[i], O[i + 1] = cute.arch.mul_packed_f32x2((O[i], O[i + 1]), (factor, factor))
+        store_columns(address + at, O, thread)
     cute.arch.fence_view_async_tmem_store()
 
 
@@ -68,17 +66,19 @@ def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Floa
     """O divided by the row's sum, rounded, to shared memory; 0 in a row that saw no key, whatever O holds."""
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
     inverse = cute.arch.rcp_approx(total)
-    for chunk in cutlass.range_constexpr(padded_head_dim(c.head_dims[1]) // CHUNK):
-        O = cute.make_rmem_tensor(CHUNK, Float32)
+    columns = padded_head_dim(c.head_dims[1])
+    size = chunk_of(columns)
+    for at in cutlass.range_constexpr(0, columns, size):
+        O = cute.make_rmem_tensor(size, Float32)
         O.fill(0.0)
         if c.work.count > 0:
-            load_columns(address + chunk * CHUNK, O, thread)
-        rO = cute.make_rmem_tensor(CHUNK, c.dtype)
-        for i in cutlass.range_constexpr(CHUNK):
+            load_columns(address + at, O, thread)
+        rO = cute.make_rmem_tensor(size, c.dtype)
+        for i in cutlass.range_constexpr(size):
             rO[i] = (O[i] * inverse if total > 0.0 else Float32(0.0)).to(c.dtype)
-        for half in cutlass.range_constexpr(CHUNK // 8):
-            source = cute.make_tensor(rO.iterator + half * 8, cute.make_layout(8))
-            cute.autovec_copy(source, cute.local_tile(c.shared.sO[thread, None, stage], (8,), (chunk * (CHUNK // 8) + half,)))
+        for i in cutlass.range_constexpr(size // 8):
+            source = cute.make_tensor(rO.iterator + i * 8, cute.make_layout(8))
+            cute.autovec_copy(source, cute.local_tile(c.shared.sO[thread, None, stage], (8,), (at // 8 + i,)))
     cute.arch.fence_proxy("async.shared", space="cta")
 
 

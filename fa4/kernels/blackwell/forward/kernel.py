@@ -123,15 +123,16 @@ class BlackwellForward:
 
         work = self._locate(Q.tensor.shape[0], K.tensor.shape[0], limits, divisors)
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), work, scalars)
+        row_lse = mLSE[work.batch, work.head, None]
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, 0, thread)
+            softmax.run(c, row_lse, 0, thread)
         elif warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, 1, thread)
+            softmax.run(c, row_lse, 1, thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
-            correction.run(c, mLSE[work.batch, work.head, None], thread)
+            correction.run(c, thread)
         else:
             cute.arch.setmaxregister_decrease(config.registers[2])
             if warp == MMA:

@@ -49,18 +49,21 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
     Signals: q_full, kv_full by the bytes that arrive (elements beyond a tensor arrive as 0).
     Order: Q0, K, Q1, V of the last key tile; then K, V of each one before it.
     """
-    work, barriers, stages = c.work, c.barriers, c.config.stages
+    work = c.work
     slot = Slot(Int32(0), Int32(0))
-    for step in cutlass.range(work.count, unroll=1):
-        tile = work.tiles.end - 1 - step
-        if step == 0:
-            Q.start(work.first_row // TILE_M, Int32(0), barriers.q_full.at(0))
-        barriers.kv_empty.wait(slot.index, slot.phase ^ 1)
-        K.start(tile, slot.index, barriers.kv_full.at(slot.index))
-        slot = following(slot, stages)
-        if cutlass.const_expr(c.config.q_tiles > 1):
-            if step == 0:
-                Q.start(work.first_row // TILE_M + 1, Int32(1), barriers.q_full.at(1))
-        barriers.kv_empty.wait(slot.index, slot.phase ^ 1)
-        V.start(tile, slot.index, barriers.kv_full.at(slot.index))
-        slot = following(slot, stages)
+    if work.count > 0:
+        Q.start(work.first_row // TILE_M, Int32(0), c.barriers.q_full.at(0))
+        slot = fill(c, K, work.tiles.end - 1, slot)
+        for stage in cutlass.range_constexpr(1, c.config.q_tiles):
+            Q.start(work.first_row // TILE_M + stage, Int32(stage), c.barriers.q_full.at(stage))
+        slot = fill(c, V, work.tiles.end - 1, slot)
+    for tile in cutlass.range(work.tiles.end - 2, work.tiles.begin - 1, -1, unroll=1):
+        slot = fill(c, V, tile, fill(c, K, tile, slot))
+
+
+@cute.jit
+def fill(c: Context, X: Source, tile: Int32, slot: Slot) -> Slot:
+    """Start a tile into a slot as soon as it is empty; returns the next slot."""
+    c.barriers.kv_empty.wait(slot.index, slot.phase ^ 1)
+    X.start(tile, slot.index, c.barriers.kv_full.at(slot.index))
+    return following(slot, c.config.stages)

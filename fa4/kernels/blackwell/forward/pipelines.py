@@ -3,10 +3,13 @@
 ::
 
     load --q_full--> mma --s_full--> softmax --scale_full--> correction
-         --kv_full->     <-p_ready--         <-scale_empty--     |
+         --kv_full->     <-p_ready--                             |
          <-kv_empty-     <-p_last---                             |
                          <-p_ready-------------------------------+
                          --o_full------------------------------->+--o_ready--> epilogue
+
+The factors that softmax hands to correction need no barrier back: the next one is written after s_full of the next key tile, whose S is
+issued after the product that waits for p_ready of this one, and correction arrives there when it has read the factor.
 
 Every barrier has an entry for each query tile, those of the ring one for each slot.
 """
@@ -34,7 +37,6 @@ GRAPH = {
     "p_ready": (2 * WARPS, False),  # softmax: most of P is in tensor memory; correction: O has the reference of this P
     "p_last": (WARPS, False),  # softmax: all of P is
     "scale_full": (WARPS, False),  # softmax to correction: a factor for O, at the end the sum of the row
-    "scale_empty": (WARPS, False),  # correction has read it
     "o_full": (1, False),  # mma, by commit: O is complete
     "o_ready": (WARPS, False),  # correction to epilogue: O is in shared memory
 }
@@ -74,7 +76,6 @@ class Barriers:
     p_ready: Barrier
     p_last: Barrier
     scale_full: Barrier
-    scale_empty: Barrier
     o_full: Barrier
     o_ready: Barrier
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import cutlass
@@ -56,12 +57,12 @@ def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
 
 
 @cute.jit
-def run(c: Context, stage: cutlass.Constexpr[int], thread: Int32) -> None:
+def run(c: Context, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> None:
     """From S to P, a row for each thread.
 
     Warps: four for each query tile.
-    Owns: S and P of its tile in tensor memory, from s_full to p_last; ``scale`` and ``reference`` of its rows.
-    Waits: s_full; scale_empty before a factor is replaced.
+    Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
+    Waits: s_full.
     Signals: scale_full with a factor for each key tile and at the end the row's sum; p_ready after three quarters of P, p_last.
     Order: S to registers; mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor memory; sum.
     """
@@ -74,11 +75,12 @@ def run(c: Context, stage: cutlass.Constexpr[int], thread: Int32) -> None:
     if const_expr(c.work.band.left_limit is not None):
         for tile in cutlass.range(tiles.full_begin - 1, tiles.begin - 1, -1, unroll=1):
             row = visit(c, stage, thread, tile, row, True)
-    if row.step > 0:
-        c.barriers.scale_empty.wait(stage, (row.step - 1) & 1)
-    c.shared.scale[thread, stage] = row.total
-    c.shared.reference[thread, stage] = row.reference
+    c.shared.total[thread, stage] = row.total
     c.barriers.scale_full.arrive(stage)
+    index = c.work.first_row + stage * TILE_M + thread
+    if index < mLSE.shape[0]:
+        # A row that saw no key: -inf + log2(0) = -inf.
+        mLSE[index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
 
 
 @cute.jit
@@ -100,9 +102,7 @@ def visit(c: Context, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32,
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
     reference = new if grew else row.reference
     factor = cute.math.exp2(row.reference - finite(reference), fastmath=True) if grew else Float32(1.0)
-    if row.step > 0:
-        c.barriers.scale_empty.wait(stage, (row.step - 1) & 1)
-    c.shared.scale[thread, stage] = factor
+    c.shared.factor[thread, stage] = factor
     c.barriers.scale_full.arrive(stage)
 
     total = row.total * factor
@@ -147,12 +147,19 @@ def cap(S: cute.Tensor, gain: Float32) -> None:
 
 @cute.jit
 def hide(c: Context, stage: cutlass.Constexpr[int], thread: Int32, first_key: Int32, S: cute.Tensor) -> None:
-    """Set the scores of keys that the row does not see to -inf; S begins with ``first_key``."""
+    """Set the scores of keys that the row does not see to -inf; S begins with ``first_key`` and has 32.
+
+    A word has a bit for each key, so that ptxas makes seven predicates of it at a time (R2P) instead of comparing for each.
+    """
     row = c.work.first_row + stage * TILE_M + thread
-    end = c.work.band.end_key(row) - first_key
-    for i in cutlass.range_constexpr(cute.size(S)):
-        S[i] = S[i] if i < end else -Float32.inf
+    visible = ~ones_from(c.work.band.end_key(row) - first_key)
     if const_expr(c.work.band.left_limit is not None):
-        begin = c.work.band.first_key(row) - first_key
-        for i in cutlass.range_constexpr(cute.size(S)):
-            S[i] = S[i] if i >= begin else -Float32.inf
+        visible = visible & ones_from(c.work.band.first_key(row) - first_key)
+    for i in cutlass.range_constexpr(cute.size(S)):
+        S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
+
+
+@cute.jit
+def ones_from(bit: Int32) -> Int32:
+    """A word whose bits from ``bit`` on are set; all of them below 0, none from 32 on (PTX shifts clamp, those of the DSL need not)."""
+    return cute.arch.inline_ptx("shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(-1), max(bit, 0)])

@@ -32,13 +32,13 @@ LANE = 1 << 16
 class Shared:
     """Tiles in shared memory: ``sQ`` and ``sO`` (tile_m, D, query tile), ``sK`` and ``sV`` (tile_n, D, slot) share the ring.
 
-    ``scale`` and ``reference`` hold a float32 for each row of each query tile.
+    ``factor`` and ``total`` hold a float32 for each row of each query tile.
     """
 
     barriers: Barriers
     tmem_address: cute.Pointer
-    scale: cute.Tensor
-    reference: cute.Tensor
+    factor: cute.Tensor
+    total: cute.Tensor
     sQ: cute.Tensor
     sK: cute.Tensor
     sV: cute.Tensor
@@ -69,8 +69,8 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
     rows = config.q_tiles * TILE_M
-    scale = allocator.allocate_tensor(Float32, cute.make_layout((TILE_M, config.q_tiles)), 16)
-    reference = allocator.allocate_tensor(Float32, cute.make_layout((TILE_M, config.q_tiles)), 16)
+    factor = allocator.allocate_tensor(Float32, cute.make_layout((TILE_M, config.q_tiles)), 16)
+    total = allocator.allocate_tensor(Float32, cute.make_layout((TILE_M, config.q_tiles)), 16)
     slot = config.tile_n * max(d, dv)
     base_Q = allocator.allocate_array(dtype, rows * d, byte_alignment=1024)
     base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
@@ -78,8 +78,8 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     return Shared(
         barriers,
         address,
-        scale,
-        reference,
+        factor,
+        total,
         tiles(base_Q, TILE_M, head_dim, (config.q_tiles, TILE_M * d)),
         tiles(base_K, config.tile_n, head_dim, (config.stages, slot)),
         tiles(base_K, config.tile_n, head_dim_v, (config.stages, slot)),
