@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fa4.vgpu.errors import (
     BarrierError,
+    DataRaceError,
     DeadlockError,
     DivergenceError,
     LaunchError,
@@ -27,6 +28,7 @@ from fa4.vgpu.errors import (
     PendingCopyError,
     PendingMultiplyError,
     Place,
+    ProxyFenceError,
     PtxSyntaxError,
     TensorMapError,
     TensorMemoryError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BarrierError",
+    "DataRaceError",
     "DeadlockError",
     "DivergenceError",
     "Gpu",
@@ -57,6 +60,7 @@ __all__ = [
     "PendingMultiplyError",
     "Place",
     "Program",
+    "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
     "TensorMapError",
