@@ -136,6 +136,8 @@ class BlackwellForwardConfig:
     ``q_tiles`` tiles of 128 queries per CTA take turns on the tensor cores; ``tile_n`` keys per tile; ``stages`` tiles of K or V in the
     ring; ``registers`` per thread of the softmax, correction and other warps. A row's reference moves when a score exceeds it by more than
     ``rescale_threshold`` (log2 units; 0: at every growth). With ``o_over_q`` O leaves through the shared memory of Q.
+    ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
+    ``ctas`` CTAs share the tiles. Heads whose K and V fit ``l2_budget`` bytes take turns.
     """
 
     stages: int
@@ -144,6 +146,10 @@ class BlackwellForwardConfig:
     registers: tuple[int, int, int] = (192, 80, 48)
     rescale_threshold: float = 8.0
     o_over_q: bool = False
+    exp2: Exp2Policy = Exp2Policy()
+    order: str = "single"
+    ctas: int = 148
+    l2_budget: int = 63 << 20
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""

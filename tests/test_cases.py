@@ -6,10 +6,17 @@ The numbers are those of the project's list of reported failures. Both CPU paths
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
+from reported_cases import (
+    RATIOS,
+    WINDOWS_ALL_HIDDEN,
+    WINDOWS_NEAREST_HIDDEN,
+    WINDOWS_OPEN,
+    stepping_row_maximum,
+    v_with_last_stride_not_one,
+)
 
 import fa4
 from fa4.testing import AttentionShape, check_attention, make_inputs
@@ -51,18 +58,18 @@ def test_1_causal_with_an_open_window_is_causal():
 
 def test_2_window_that_hides_every_key():
     inputs = make_inputs(AttentionShape(1, 64, 64, 2, 2, 32), torch.bfloat16)
-    dk, dv = assert_rows_see_nothing(inputs, slice(None), window_size=(7, -8))
+    dk, dv = assert_rows_see_nothing(inputs, slice(None), window_size=WINDOWS_ALL_HIDDEN)
     assert not dk.any()
     assert not dv.any()
 
 
-@pytest.mark.parametrize("window", [(70, -8), (-8, 70), (7, -7), (3, -90)], ids=str)
+@pytest.mark.parametrize("window", WINDOWS_NEAREST_HIDDEN, ids=str)
 def test_2_window_that_hides_the_nearest_keys(window):
     check(AttentionShape(1, 64, 80, 2, 2, 32), window_size=window)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [(-1, -1), (None, None), (None, 0), (0, -1), (0, 0)], ids=str)
+@pytest.mark.parametrize("window", WINDOWS_OPEN, ids=str)
 def test_3_one_rule_for_windows(window, causal):
     check(AttentionShape(1, 48, 65, 2, 1, 32), window_size=window, causal=causal)
 
@@ -139,9 +146,7 @@ def test_16_strided_inputs(layout):
 
 def test_16_last_stride_not_one():
     inputs = make_inputs(AttentionShape(2, 33, 40, 4, 2, 64), torch.bfloat16)
-    transposed = inputs.v.transpose(2, 3).contiguous().transpose(2, 3)
-    assert transposed.stride(3) != 1
-    check_attention(with_lse, replace(inputs, v=transposed), causal=True)
+    check_attention(with_lse, v_with_last_stride_not_one(inputs), causal=True)
 
 
 def test_20_offsets_of_a_batch_beyond_32_bits():
@@ -179,15 +184,7 @@ def test_23_large_logits(dtype, factor, causal):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_26_row_maximum_that_keeps_rising(dtype):
-    """Each block of 64 keys lifts every row's maximum by 7.9 or by 8.1 in log2 units, in turn, over 32 blocks."""
-    blocks, block = 32, 64
-    inputs = make_inputs(AttentionShape(1, 16, blocks * block, 1, 1, 64), dtype)
-    rise = torch.tensor([7.9, 8.1]).repeat(blocks // 2).cumsum(0) * math.log(2)
-    k = 0.1 * inputs.k
-    k[..., 0] = rise.repeat_interleave(block)[None, :, None].to(dtype)
-    q = 0.1 * inputs.q
-    q[..., 0] = 1
-    check_attention(with_lse, replace(inputs, q=q, k=k), softmax_scale=1.0)
+    check_attention(with_lse, stepping_row_maximum(32, 64, dtype), softmax_scale=1.0)
 
 
 def test_30_lse_is_the_natural_logarithm():
@@ -203,7 +200,7 @@ def test_32_number_of_results_is_stable():
         assert len(with_lse(*tensors)) == 2
 
 
-@pytest.mark.parametrize("ratio", [3, 5, 6, 7, 9, 128])
+@pytest.mark.parametrize("ratio", RATIOS)
 def test_33_grouped_heads(ratio):
     heads_kv = 2 if ratio < 128 else 1
     check(AttentionShape(1, 13, 17, heads_kv * ratio, heads_kv, 32), causal=True)

@@ -123,3 +123,24 @@ def _improve(start: Coefficients, f: npt.NDArray[np.float32], target: Float64Arr
                 if error < least:
                     best, least, improved = candidate, error, True
     return best, least
+
+
+def derive_continuous(iterations: int = 4000) -> Coefficients:
+    """Minimax coefficients of degree 3 with p(1) = 2 besides p(0) = 1, before rounding: 1 + f + f (1 - f) (a + b f).
+
+    Lawson's algorithm: least squares whose weights are multiplied by the error until the largest is least.
+    """
+    f = _GRID[1:-1]
+    basis = np.stack([f * (1 - f), f * f * (1 - f)], axis=1) * np.exp2(-f)[:, None]
+    target = 1 - (1 + f) * np.exp2(-f)
+    weights = np.full_like(f, 1 / len(f))
+    best, least = (0.0, 0.0), np.inf
+    for _ in range(iterations):
+        root = np.sqrt(weights)
+        found = np.linalg.lstsq(basis * root[:, None], target * root, rcond=None)[0]
+        error = np.abs(basis @ found - target)
+        if error.max() < least:
+            best, least = (float(found[0]), float(found[1])), error.max()
+        weights = weights * error / (weights * error).sum()
+    a, b = best
+    return (1.0, 1 + a, b - a, -b)

@@ -11,7 +11,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.base_dsl.dsl import BaseDSL
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-from fa4.emulate_exp.coefficients import COEFFICIENTS
+from fa4.emulate_exp.coefficients import coefficients
 from fa4.emulate_exp.twin import FULL_BIAS, LOWEST, MANTISSA_BITS, check
 
 ROUNDER = 3.0 * 2**22
@@ -19,20 +19,25 @@ ROUNDER = 3.0 * 2**22
 
 
 @cute.jit
-def emulated_exp2(x: Float32, degree: cutlass.Constexpr[int] = 3, form: cutlass.Constexpr[str] = "fast") -> Float32:
+def emulated_exp2(
+    x: Float32,
+    degree: cutlass.Constexpr[int] = 3,
+    form: cutlass.Constexpr[str] = "fast",
+    continuous: cutlass.Constexpr[bool] = False,
+) -> Float32:
     """2^x; ``fa4.emulate_exp.emulated_exp2`` says for which x, and how close.
 
     Raises:
         ArgumentError: while tracing: an unknown degree or form.
     """
-    check(degree, form)
+    check(degree, form, continuous)
     rounder = _rounder(form)
     x = _clamp(x, form)
     whole = _add_round_down(x, Float32(rounder))
     fraction = x - (whole - rounder)
-    coefficients = COEFFICIENTS[degree]
-    value = Float32(coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
+    table = coefficients(degree, continuous)
+    value = Float32(table[-1])
+    for coefficient in table[-2::-1]:
         value = _fma(value, fraction, Float32(coefficient))
     result = _scale(value, whole)
     if const_expr(form == "full"):
@@ -42,19 +47,23 @@ def emulated_exp2(x: Float32, degree: cutlass.Constexpr[int] = 3, form: cutlass.
 
 @cute.jit
 def emulated_exp2_pair(
-    x: Float32, y: Float32, degree: cutlass.Constexpr[int] = 3, form: cutlass.Constexpr[str] = "fast"
+    x: Float32,
+    y: Float32,
+    degree: cutlass.Constexpr[int] = 3,
+    form: cutlass.Constexpr[str] = "fast",
+    continuous: cutlass.Constexpr[bool] = False,
 ) -> tuple[Float32, Float32]:
     """(2^x, 2^y), the bits of ``emulated_exp2``, in half as many multiply-add instructions where the target has packed ones."""
-    check(degree, form)
+    check(degree, form, continuous)
     if const_expr(not packed()):
-        return emulated_exp2(x, degree, form), emulated_exp2(y, degree, form)
+        return emulated_exp2(x, degree, form, continuous), emulated_exp2(y, degree, form, continuous)
     rounder = _rounder(form)
     xy = (_clamp(x, form), _clamp(y, form))
     whole = cute.arch.add_packed_f32x2(xy, (rounder, rounder), rnd="rm")
     fraction = cute.arch.sub_packed_f32x2(xy, cute.arch.sub_packed_f32x2(whole, (rounder, rounder)))
-    coefficients = COEFFICIENTS[degree]
-    value = (Float32(coefficients[-1]), Float32(coefficients[-1]))
-    for coefficient in coefficients[-2::-1]:
+    table = coefficients(degree, continuous)
+    value = (Float32(table[-1]), Float32(table[-1]))
+    for coefficient in table[-2::-1]:
         value = cute.arch.fma_packed_f32x2(value, fraction, (coefficient, coefficient))
     result = (_scale(value[0], whole[0]), _scale(value[1], whole[1]))
     if const_expr(form == "full"):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fa4.emulate_exp.coefficients import COEFFICIENTS
+from fa4.emulate_exp.coefficients import COEFFICIENTS, CONTINUOUS, coefficients
 from fa4.errors import ArgumentError
 
 Float32Array = npt.NDArray[np.float32]
@@ -29,7 +29,7 @@ _DISCARDED_BITS = np.uint64((1 << 29) - 1)  # of a float64, when it is rounded t
 _TIE = np.uint64(1 << 28)
 
 
-def emulated_exp2(x: npt.ArrayLike, degree: int = 3, form: Form = "fast") -> Float32Array:
+def emulated_exp2(x: npt.ArrayLike, degree: int = 3, form: Form = "fast", continuous: bool = False) -> Float32Array:
     """2^x elementwise in float32, bit for bit what the device code computes.
 
     Args:
@@ -40,6 +40,7 @@ def emulated_exp2(x: npt.ArrayLike, degree: int = 3, form: Form = "fast") -> Flo
             -127 <= x < 128, garbage below. "full": for every x < 64, and right below -126, too: results are rounded to the
             subnormal numbers, 0 from -150. NaN gives NaN in the full form, and in the others the largest float32
             (0x7FFFFFFF, which is what arithmetic makes of every NaN, one exponent lower).
+        continuous: with ``CONTINUOUS`` coefficients, and ``CONTINUOUS_ERROR``: no step at integers. Of degree 3 only.
 
     Returns:
         float32, the shape of x.
@@ -47,7 +48,7 @@ def emulated_exp2(x: npt.ArrayLike, degree: int = 3, form: Form = "fast") -> Flo
     Raises:
         ArgumentError: an unknown degree or form.
     """
-    check(degree, form)
+    check(degree, form, continuous)
     x = np.asarray(x, dtype=np.float32)
     invalid = np.isnan(x)
     value = np.where(invalid, np.float32(0), x)
@@ -56,15 +57,17 @@ def emulated_exp2(x: npt.ArrayLike, degree: int = 3, form: Form = "fast") -> Flo
     whole = np.floor(value)
     fraction = value - whole  # exact, but just below 0, where it rounds to at most 1
     exponent = whole.astype(np.int64) + (FULL_BIAS if form == "full" else 0)
-    bits = polynomial(fraction, COEFFICIENTS[degree]).view(np.int32).astype(np.int64) + (exponent << MANTISSA_BITS)
+    bits = polynomial(fraction, coefficients(degree, continuous)).view(np.int32).astype(np.int64) + (exponent << MANTISSA_BITS)
     result = bits.astype(np.uint32).view(np.float32)  # modulo 2^32, as the device adds
     if form == "full":
         return np.asarray(np.where(invalid, np.float32(np.nan), result * np.float32(2.0**-FULL_BIAS)))
     return np.asarray(np.where(invalid, np.finfo(np.float32).max, result))
 
 
-def check(degree: int, form: str) -> None:
+def check(degree: int, form: str, continuous: bool = False) -> None:
     """Raise ArgumentError for a degree or form that there is not."""
+    if continuous and degree not in CONTINUOUS:
+        raise ArgumentError("degree", degree, "there are continuous coefficients for degree 3 alone", "use 3")
     if degree not in COEFFICIENTS:
         raise ArgumentError("degree", degree, "there are coefficients for degrees 1 to 6", "use 3, whose error a 16-bit P hides")
     if form not in FORMS:

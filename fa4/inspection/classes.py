@@ -49,7 +49,7 @@ _SASS = {
     "local": "LDL STL",
     "constant": "LDC LDCU",
     "async copy": "LDGSTS LDGDEPBAR UTMALDG UTMASTG UTMAREDG UTMAPF UTMACMDFLUSH UTMACCTL UBLKCP UBLKRED UBLKPF",
-    "tensor memory": "LDTM STTM UTCCP UTCSHIFT UTCATOMSWS LDT STT",
+    "tensor memory": "LDTM STTM UTCCP UTCSHIFT UTCATOMSWS LDT STT UVIRTCOUNT",
     "barrier": (
         "BAR DEPBAR SYNCS ARRIVES MEMBAR FENCE ERRBAR CCTL CCTLL CCTLT WARPSYNC NANOSLEEP WARPGROUP WARPGROUPSET WARPGROUP_ARRIVE "
         "WARPGROUP_DEPBAR UCGABAR_ARV UCGABAR_WAIT ACQBULK ACQSHMINIT PREEXIT UTCBAR"
@@ -98,7 +98,7 @@ def ptx_class(opcode: str) -> str:
     """The class of a PTX instruction such as ``ld.shared.b32``."""
     head, *modifiers = opcode.split(".")
     if head in ("mma", "wgmma", "tcgen05"):
-        return "mma" if head == "mma" else _PTX_MATRIX.get(modifiers[0] if modifiers else "", "other")
+        return "mma" if head == "mma" else _PTX_MATRIX.get(modifiers[0].partition("::")[0] if modifiers else "", "other")
     if head == "cp":
         return "barrier" if any(word.startswith("wait") for word in modifiers) else "async copy"
     if head in _PTX_MEMORY:

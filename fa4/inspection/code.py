@@ -68,8 +68,9 @@ class MachineCode:
 
         Of equals it is the shortest: a loop that exists twice, with and without a mask, spends its time in the latter.
         """
-        outer = {loop.parent for loop in self.loops}
-        inner = [loop for loop in self.loops if loop.start not in outer and loop.histogram["mma"]]
+        found = [loop for loop in self.loops if loop.histogram["mma"]]
+        outer = {loop.parent for loop in found}  # a loop inside that only waits does not count
+        inner = [loop for loop in found if loop.start not in outer]
         return max(inner, key=lambda loop: (loop.histogram["mma"], -loop.histogram.total), default=None)
 
     @property

@@ -41,6 +41,11 @@ class Attachment(Protocol):
 _attached: Attachment | None = None
 
 
+def attached() -> Attachment | None:
+    """What the DSL is attached to; None outside a block."""
+    return _attached
+
+
 class Engine:
     """In place of the DSL's execution engine: host code of one compiled function, with calls of CUDA bound to the virtual GPU."""
 

@@ -27,12 +27,20 @@ def compare_attention(
     Raises:
         AssertionError: a shape or dtype is wrong, or no bound follows from these inputs (see ``compare``).
     """
-    q, k, v, dout = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
-    expected = standard_attention(q, k, v, **options)
     dlse = None
     if use_dlse:
-        dlse = inputs.dlse.masked_fill(torch.from_numpy(expected.lse == -float("inf")).to(inputs.dlse.device), 0.0)
-    actual, baseline = (_run(f, inputs, dlse, backward, options) for f in (attention, torch_attention))
+        q, k, v = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v))
+        unseen = torch.from_numpy(standard_attention(q, k, v, **options).lse == -float("inf"))
+        dlse = inputs.dlse.masked_fill(unseen.to(inputs.dlse.device), 0.0)
+    return compare_results(run_attention(attention, inputs, dlse=dlse, backward=backward, **options), inputs, dlse=dlse, **options)
+
+
+def compare_results(actual: dict[str, Tensor], inputs: AttentionInputs, *, dlse: Tensor | None = None, **options: Any) -> list[Comparison]:
+    """Compare results that are there, out and lse and perhaps dq, dk, dv, with float64; see ``compare_attention``."""
+    q, k, v, dout = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
+    backward = "dq" in actual
+    baseline = run_attention(torch_attention, inputs, dlse=dlse, backward=backward, **options)
+    expected = standard_attention(q, k, v, **options)
     references = {"out": expected.out, "lse": expected.lse}
     if backward:
         gradients = standard_attention_backward(q, k, v, dout, None if dlse is None else dlse.double().cpu().numpy(), **options)
@@ -54,9 +62,10 @@ def check_attention(attention: AttentionFunction, inputs: AttentionInputs, **arg
     return comparisons
 
 
-def _run(
-    attention: AttentionFunction, inputs: AttentionInputs, dlse: Tensor | None, backward: bool, options: dict[str, Any]
+def run_attention(
+    attention: AttentionFunction, inputs: AttentionInputs, *, dlse: Tensor | None = None, backward: bool = True, **options: Any
 ) -> dict[str, Tensor]:
+    """Out, lse of ``attention(q, k, v, **options)``, and dq, dk, dv where ``backward``; the gradient flows from dout and ``dlse``."""
     q, k, v = inputs.leaves() if backward else (inputs.q, inputs.k, inputs.v)
     out, lse = attention(q, k, v, **options)
     results = {"out": out, "lse": lse}

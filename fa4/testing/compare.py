@@ -33,6 +33,11 @@ class Comparison:
         """Within the bound, and non-finite exactly where the reference is."""
         return self.mismatches == 0 and self.error <= self.bound
 
+    @property
+    def share(self) -> float:
+        """How much of the bound the error is; infinite where a result is wrong."""
+        return float("inf") if not self.ok else self.error / self.bound if self.bound else 0.0
+
     def __str__(self) -> str:
         """One line, fit for a test failure."""
         verdict = "ok" if self.ok else "WRONG"

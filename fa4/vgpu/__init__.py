@@ -43,6 +43,7 @@ from fa4.vgpu.report import Observer, Report
 
 if TYPE_CHECKING:
     from fa4.runtime.attach import attach as attach
+    from fa4.runtime.torch_cuda import torch_cuda as torch_cuda
 
 __all__ = [
     "BarrierError",
@@ -70,11 +71,12 @@ __all__ = [
     "UnsupportedInstructionError",
     "VgpuError",
     "attach",
+    "torch_cuda",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """``attach`` needs torch and cutlass, and this package works without: it is imported on first use."""
-    if name != "attach":
+    """``attach`` and ``torch_cuda`` need torch and cutlass, and this package works without: they are imported on first use."""
+    if name not in ("attach", "torch_cuda"):
         raise AttributeError(f"module 'fa4.vgpu' has no attribute {name!r}")
-    return import_module("fa4.runtime.attach").attach
+    return getattr(import_module(f"fa4.runtime.{name}"), name)

@@ -22,8 +22,8 @@ _ENGINE_TURN = 256
 _PATIENCE = 20_000
 """Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
 
-_SPINS = 64
-"""Looks in vain at an mbarrier after which a warp gets another priority."""
+_SPINS = 16
+"""Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
 
 
 class Pick(NamedTuple):
@@ -49,6 +49,8 @@ class Scheduler:
         self.schedule, self.random = schedule, random.Random(seed)
         self.turn = 0
         self.priorities: dict[Hashable, float] = {}
+        self.ctas: Sequence[Cta] = ()
+        self.order: list[tuple[float, Cta, Warp]] = []  # of their warps, the highest priority first
         self.current: Hashable = None
         self.streak = 0
 
@@ -56,12 +58,12 @@ class Scheduler:
         """The next warps or engine; None where nothing can run."""
         if self.schedule == "round_robin":
             return self._round_robin(ctas, busy)
+        if self.schedule == "priority":
+            return self._priority(ctas, busy)
         runnable: list[tuple[Cta, Warp] | Engine] = [(cta, warp) for cta in ctas for warp in cta.warps if warp.state == RUNNING]
         runnable += busy
         if not runnable:
             return None
-        if self.schedule == "priority":
-            return self._priority(runnable)
         chosen = self.random.choice(runnable)
         if isinstance(chosen, Engine):
             return chosen
@@ -83,28 +85,42 @@ class Scheduler:
                 return _together(cta, warp, len(cta.warps))
         return next(iter(busy), None)
 
-    def _priority(self, runnable: list[tuple[Cta, Warp] | Engine]) -> Pick | Engine:
-        def priority(item: tuple[Cta, Warp] | Engine) -> float:
-            key = _key(item)
-            if key not in self.priorities:
-                self.priorities[key] = self.random.random()
-            return self.priorities[key]
-
-        chosen = max(runnable, key=priority)
-        key = _key(chosen)
+    def _priority(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
+        if ctas is not self.ctas or not self.order:
+            self.ctas = ctas
+            warps = [(self._drawn((cta.index, warp.index)), cta, warp) for cta in ctas for warp in cta.warps]
+            self.order = sorted(warps, key=lambda entry: -entry[0])
+        chosen: tuple[Cta, Warp] | Engine | None = None
+        key: Hashable = None
+        highest = -1.0
+        for priority, cta, warp in self.order:
+            if warp.state == RUNNING:
+                highest, chosen, key = priority, (cta, warp), (cta.index, warp.index)
+                break
+        for engine in busy:
+            priority = self._drawn(name := (engine.cta.index, engine.name))
+            if priority > highest:
+                highest, chosen, key = priority, engine, name
+        if chosen is None:
+            return None
         self.streak = self.streak + 1 if key == self.current else 0
         self.current = key
         if not isinstance(chosen, Engine) and chosen[1].spins > _SPINS:
             chosen[1].spins = 0
             del self.priorities[key]
+            self.order = []
         if self.streak > _PATIENCE:
             self.priorities.clear()
+            self.order = []
             self.streak = 0
         return chosen if isinstance(chosen, Engine) else _together(*chosen, 0)
 
-
-def _key(item: tuple[Cta, Warp] | Engine) -> Hashable:
-    return (item.cta.index, item.name) if isinstance(item, Engine) else (item[0].index, item[1].index)
+    def _drawn(self, key: Hashable) -> float:
+        """The priority of a warp or an engine."""
+        found = self.priorities.get(key)
+        if found is None:
+            found = self.priorities[key] = self.random.random()
+        return found
 
 
 def _block(warp: Warp) -> int:

@@ -42,7 +42,7 @@ class Warp:
     state: int = RUNNING
     exited: Array = field(default_factory=lambda: np.zeros(32, bool))
     wait: Wait | None = None
-    spins: int = 0  # looks in vain since it was last given another priority
+    spins: int = 0  # looks at what others may write, since it was last given another priority
     block: int = 0  # the block to execute next: the lowest of ``at``
 
 
@@ -162,6 +162,11 @@ class Gang:
         ticks = self.cta.launch.ticks
         value = ticks >> 32 if name in ("%clock_hi", "%globaltimer_hi") else ticks
         return np.array([value & (2**bits - 1)], f"u{bits // 8}")
+
+    def look(self) -> None:
+        """The warps look at global memory for what others may have written; a loop that waits does so again and again."""
+        for warp in self.cta.warps[self.first : self.last]:
+            warp.spins += 1
 
     def trap(self, mask: Array | None) -> None:
         """The kernel gave up."""

@@ -1,12 +1,14 @@
 """Numerics of the asynchronous tensor cores (wgmma, tcgen05.mma).
 
-Inputs are converted to float32 exactly. Products are exact; they are summed in float32 in whatever order the host's BLAS chooses, and the
-accumulator is added last, in float32. The hardware's own order, alignment and truncation are neither documented nor modelled: in
+Inputs are converted to float32 exactly. The products of one instruction are exact; they are summed in float32 in whatever order the host's
+BLAS chooses, and the accumulator is added last, in float32. Instructions that are carried out together give what they give one by one, so
+that no bit depends on the schedule. The hardware's own order, alignment and truncation are neither documented nor modelled: in
 particular Hopper sums 8-bit floats with fewer bits than float32 has, which does not show here. Integers are exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -42,13 +44,14 @@ def decode(words: Array, type_: str) -> Array:
     return np.asarray(_byte_values(type_).take(words.view(np.uint8)))
 
 
-def multiply(a: Array, b: Array) -> Array:
-    """A (m, k) times the transpose of B (n, k), both float32, in float32; exact for 8-bit integers up to k = 256."""
-    return np.asarray(np.matmul(a, b.T))
+def multiply(a: Array, b: Array, k: int) -> Iterator[Array]:
+    """A (m, K) times the transpose of B (n, K), both float32, for ``k`` columns after the other; exact for 8-bit integers up to k = 256."""
+    for i in range(0, a.shape[1], k):
+        yield np.matmul(a[:, i : i + k], b[:, i : i + k].T)
 
 
 def accumulate(product: Array, accumulator: Array | None, type_: str, clamp: bool = False) -> Array:
-    """``product`` plus the accumulator (float32, float16 or int32 as ``type_`` says; None: 0) in the accumulator's type.
+    """``product``, which is used up, plus the accumulator (float32, float16 or int32 as ``type_`` says; None: 0) in the accumulator's type.
 
     ``clamp`` keeps int32 in its range (``.satfinite``); without it they wrap around.
     """
@@ -58,5 +61,5 @@ def accumulate(product: Array, accumulator: Array | None, type_: str, clamp: boo
             total += accumulator
         return (total.clip(-(2**31), 2**31 - 1) if clamp else total).astype(np.uint64).astype(np.uint32).view(np.int32)
     if accumulator is not None:
-        product = product + accumulator
+        product += accumulator
     return product if type_ == "f32" else numerics.to_f16(product)

@@ -8,6 +8,7 @@ even one first; the same descriptors and addresses hold in both. float16 accumul
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _BATCH = 16
-"""Instructions into the same D that are carried out as one with a longer K."""
+"""Instructions into the same D that are carried out together."""
 
 _TYPES: dict[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
@@ -190,15 +191,13 @@ class Chain:
         if form.folded:
             half = form.n // 2
             upper = a[64:] if first.a_in_tensor_memory else a
-            product = np.concatenate([tensor_core.multiply(b[:half], a[:64]), tensor_core.multiply(b[half:], upper)], axis=1)
+            halves = zip(tensor_core.multiply(b[:half], a[:64], form.k), tensor_core.multiply(b[half:], upper, form.k), strict=True)
+            self._write(memory, number, (np.concatenate(both, axis=1) for both in halves))
         else:
-            product = tensor_core.multiply(b, a)
-        if form.negated[0] != form.negated[1]:
-            product = -product
-        self._write(memory, number, product)
+            self._write(memory, number, tensor_core.multiply(b, a, form.k))
 
-    def _write(self, memory: TensorMemory, number: int, product: Array) -> None:
-        """``product`` is (columns, lanes or rows)."""
+    def _write(self, memory: TensorMemory, number: int, products: Iterable[Array]) -> None:
+        """``products`` of the instructions in turn are (columns, lanes or rows)."""
         first, form = self.steps[0], self.steps[0].form
         column = first.d & 0xFFFF
         lanes = _lanes(form, first.d >> 16)
@@ -208,7 +207,10 @@ class Chain:
             old = _typed(cells[:, lanes], form.accumulator)
             if first.scale:
                 old = old * np.float32(2.0**-first.scale)
-        new = tensor_core.accumulate(product, old, form.accumulator, form.clamp)
+        for product in products:
+            signed = -product if form.negated[0] != form.negated[1] else product
+            old = tensor_core.accumulate(signed, old, form.accumulator, form.clamp)
+        new = np.asarray(old)
         if form.accumulator == "f16":
             new = new.view(np.uint16).astype(np.uint32)
         if not first.disabled:

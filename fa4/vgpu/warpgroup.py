@@ -148,7 +148,7 @@ class Multiplications:
                 place[i] += len(run)
 
     def _complete(self, gang: Gang, run: list[_Multiply], warps: list[int]) -> None:
-        """Carry out multiplications into the same registers for some warps of a gang, as one with a longer K."""
+        """Carry out multiplications into the same registers for some warps of a gang."""
         if self.cta.hazards is not None:
             for multiply in run:
                 assert multiply.issue is not None
@@ -182,12 +182,12 @@ class Multiplications:
         else:
             bits = [np.ascontiguousarray(gang.R32[m.factor][:, lanes])[..., None] for m in run]
             left = np.concatenate([fragment_a(tensor_core.decode(b, form.a), w) for b in bits], axis=1)
-        product = tensor_core.multiply(left, right)
-        if form.negated[0] != form.negated[1]:
-            product = -product
         accumulate = bool(run[0].accumulate[at[0]])
-        old = gang.R32[result][:, lanes] if accumulate else None
-        gang.R32[(result, lanes) if isinstance(lanes, slice) else np.ix_(result, lanes)] = into_fragment(product, old, form)
+        total = from_fragment(gang.R32[result][:, lanes], form) if accumulate else None
+        for product in tensor_core.multiply(left, right, form.k):
+            signed = -product if form.negated[0] != form.negated[1] else product
+            total = tensor_core.accumulate(signed, total, form.accumulator, form.clamp)
+        gang.R32[(result, lanes) if isinstance(lanes, slice) else np.ix_(result, lanes)] = into_fragment(np.asarray(total), form)
 
     def check(self, gang: Gang, read: Array, written: Array, mask: Array | None) -> None:
         """Registers that an instruction is about to read or write must not belong to a multiplication on its way."""
@@ -254,20 +254,29 @@ def fragment_a(values: Array, warps: int) -> Array:
     return np.ascontiguousarray(values.reshape(2, 2, warps, 8, 4, p).transpose(2, 1, 3, 0, 4, 5)).reshape(16 * warps, 8 * p)
 
 
-def into_fragment(product: Array, old: Array | None, form: WgmmaForm) -> Array:
-    """The product (16 rows a warp, N), added to the old registers, as registers (count, lanes).
+_TO_FRAGMENT = (3, 1, 5, 0, 2, 4)
+"""(warp, half, row, block of 8 columns, quarter, column) to (block, half, column, warp, row, quarter)."""
+
+
+def into_fragment(values: Array, form: WgmmaForm) -> Array:
+    """D (16 rows a warp, N) as registers (count, lanes).
 
     Element k of lane l is row l / 4 + 8 (k / 2 % 2), column 8 (k / 4) + 2 (l % 4) + k % 2; two float16 share a register.
     """
-    w = len(product) // 16
-    # warp, half, row, block of 8 columns, quarter, column -> block, half, column, warp, row, quarter
-    elements = product.reshape(w, 2, 8, form.n // 8, 4, 2).transpose(3, 1, 5, 0, 2, 4).reshape(form.n // 8, 2, 2, 32 * w)
+    w, blocks = len(values) // 16, form.n // 8
+    elements = values.reshape(w, 2, 8, blocks, 4, 2).transpose(_TO_FRAGMENT).reshape(2 * blocks, 2, 32 * w)
     if form.accumulator == "f16":
-        c = None
-        if old is not None:
-            c = np.ascontiguousarray(old).view(np.float16).reshape(form.n // 8, 2, 32 * w, 2).transpose(0, 1, 3, 2)
-        total = tensor_core.accumulate(elements, c, "f16").transpose(0, 1, 3, 2)
-        return np.ascontiguousarray(total).view(np.uint32).reshape(form.n // 4, 32 * w)
-    kind = np.float32 if form.accumulator == "f32" else np.int32
-    c = None if old is None else old.view(kind).reshape(elements.shape)
-    return tensor_core.accumulate(elements, c, form.accumulator, form.clamp).view(np.uint32).reshape(form.n // 2, 32 * w)
+        return np.ascontiguousarray(elements.transpose(0, 2, 1)).view(np.uint32).reshape(2 * blocks, 32 * w)
+    return np.asarray(elements.view(np.uint32).reshape(4 * blocks, 32 * w))
+
+
+def from_fragment(registers: Array, form: WgmmaForm) -> Array:
+    """The inverse of ``into_fragment``."""
+    w, blocks = registers.shape[1] // 32, form.n // 8
+    registers = np.ascontiguousarray(registers)
+    if form.accumulator == "f16":
+        elements = registers.view(np.float16).reshape(2 * blocks, 32 * w, 2).transpose(0, 2, 1)
+    else:
+        elements = registers.view(np.float32 if form.accumulator == "f32" else np.int32)
+    parts = elements.reshape(blocks, 2, 2, w, 8, 4)
+    return np.ascontiguousarray(parts.transpose(np.argsort(_TO_FRAGMENT))).reshape(16 * w, form.n)

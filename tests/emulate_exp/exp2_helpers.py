@@ -23,6 +23,7 @@ class ProbeConfig:
     degree: int = 3
     form: str = "fast"
     pair: bool = True
+    continuous: bool = False
 
 
 def probe(config: ProbeConfig, arch: str):

@@ -41,7 +41,7 @@ class Exp2Probe:
             elif const_expr(config.form == "mufu"):
                 out[i], out[i + 1] = cute.math.exp2(x[i], fastmath=True), cute.math.exp2(x[i + 1], fastmath=True)
             elif const_expr(config.pair):
-                out[i], out[i + 1] = emulated_exp2_pair(x[i], x[i + 1], config.degree, config.form)
+                out[i], out[i + 1] = emulated_exp2_pair(x[i], x[i + 1], config.degree, config.form, config.continuous)
             else:
-                out[i] = emulated_exp2(x[i], config.degree, config.form)
-                out[i + 1] = emulated_exp2(x[i + 1], config.degree, config.form)
+                out[i] = emulated_exp2(x[i], config.degree, config.form, config.continuous)
+                out[i + 1] = emulated_exp2(x[i + 1], config.degree, config.form, config.continuous)

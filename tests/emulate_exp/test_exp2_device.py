@@ -24,7 +24,7 @@ def arguments(form, count=40_000):
 
 
 def assert_same_bits(x, config, arch):
-    got, expected = on_virtual_gpu(x, config, arch), emulated_exp2(x, config.degree, config.form)
+    got, expected = on_virtual_gpu(x, config, arch), emulated_exp2(x, config.degree, config.form, config.continuous)
     different = np.flatnonzero(got.view(np.uint32) != expected.view(np.uint32))
     assert different.size == 0, (different.size, x[different[:3]], got[different[:3]], expected[different[:3]])
 
@@ -42,6 +42,10 @@ def test_single_elements():
 @pytest.mark.parametrize("degree", sorted(set(COEFFICIENTS) - {3}))
 def test_other_degrees(degree):
     assert_same_bits(arguments("fast", 10_000), ProbeConfig(degree), "sm_100a")
+
+
+def test_continuous_coefficients():
+    assert_same_bits(arguments("fast", 10_000), ProbeConfig(continuous=True), "sm_100a")
 
 
 def test_sampled_binade():

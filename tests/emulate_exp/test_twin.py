@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fa4.emulate_exp import COEFFICIENTS, RELATIVE_ERROR, emulated_exp2
-from fa4.emulate_exp.coefficients import POLYNOMIAL_ERROR
+from fa4.emulate_exp.coefficients import CONTINUOUS, CONTINUOUS_ERROR, POLYNOMIAL_ERROR
+from fa4.emulate_exp.derive import derive_continuous
 from fa4.emulate_exp.report import BINADES, measure, numbers, round_to
 from fa4.emulate_exp.twin import FORMS, fma, polynomial
 from fa4.errors import ArgumentError
@@ -158,3 +159,17 @@ def test_numbers_of_a_binade_are_all_there():
     x = np.concatenate(list(numbers(0)))
     assert len(x) == len(np.unique(x)) == 2**23
     assert (x.min(), x.max()) == (np.nextafter(np.float32(-2), np.float32(0)), -1)
+
+
+def test_continuous_coefficients_have_no_step_at_integers():
+    (coefficients,) = CONTINUOUS.values()
+    f = (np.arange(0, 2**24 + 1, 7) / 2**24).astype(np.float32)
+    error = np.abs(polynomial(f, coefficients) / np.exp2(f.astype(np.float64)) - 1)
+    assert 0.99 * CONTINUOUS_ERROR[3] < error.max() <= CONTINUOUS_ERROR[3]
+    assert polynomial(np.array([0, 1], np.float32), coefficients).tolist() == [1.0, 2.0]
+    np.testing.assert_allclose(coefficients, derive_continuous(), rtol=3e-6)
+    below = -np.logspace(-12, -6, 100).astype(np.float32)
+    assert np.abs(emulated_exp2(below, continuous=True) - 1.0).max() < 1e-6
+    assert np.abs(emulated_exp2(below) - 1.0).max() > 8e-5
+    with pytest.raises(ArgumentError, match="degree 3 alone"):
+        emulated_exp2(below, 4, continuous=True)

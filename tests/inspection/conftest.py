@@ -22,6 +22,12 @@ def causal(compile_cache) -> Report:
         return fa4.inspect(**REQUEST, causal=True)
 
 
+@pytest.fixture(scope="session")
+def blackwell(compile_cache) -> Report:
+    with fa4.settings(cache=True, cache_dir=compile_cache):
+        return fa4.inspect(head_dim=64, causal=True, arch="sm_100a")
+
+
 @pytest.fixture
 def no_nvdisasm(monkeypatch, tmp_path) -> Path:
     """Neither the wheel nor a program on PATH; returns the only folder that is on PATH."""

@@ -48,7 +48,14 @@ def test_main_loop_has_the_products_of_a_tile(full, causal):
     assert scores <= full.main_loop.histogram["mufu"] <= scores + scores // 8
 
 
-def test_sass_and_ptx_agree_on_the_products(full):
+def test_main_loop_where_one_warp_issues_the_products(blackwell):
+    """tcgen05.mma takes 16 of K: a trip multiplies two query tiles with a key tile of 128, in D 64 and in the keys. Loops in it wait."""
+    assert blackwell.main_loop.histogram["mma"] == 2 * (64 + 128) // 16
+    assert blackwell.histogram.other == blackwell.ptx_histogram.other == {}
+
+
+def test_sass_and_ptx_agree_on_the_products(full, blackwell):
+    assert blackwell.histogram["mma"] == blackwell.ptx_histogram["mma"]
     assert full.histogram["mma"] == full.ptx_histogram["mma"]
     assert full.histogram["ldmatrix"] == full.ptx_histogram["ldmatrix"]
 

@@ -195,7 +195,7 @@ def test_the_ampere_kernel_on_a_newer_gpu_is_announced_once(monkeypatch, caplog)
         for index in (0, 1, 2, 3, 2):
             fa4.attention(*inputs_on(index), causal=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "sm_90a has no forward kernel of its own yet: the Ampere kernel runs there, compiled for sm_90a"
+        "sm_90a has no forward kernel of its own yet; the Ampere kernel serves this request (compiled for sm_90a)"
     ]
 
 

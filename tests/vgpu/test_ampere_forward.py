@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ampere_forward import Options, attention, compiled
+from forward_call import Options, attention, compiled
 
 from fa4.config import AmpereForwardConfig
 from fa4.reference import standard_attention

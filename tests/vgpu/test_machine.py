@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ptx_text import A, B, C, kernel, run
 
-from fa4.vgpu import Gpu, Program
+from fa4.vgpu import Gpu, Program, UninitializedError
 
 TICKET = "mov.u32 %r1, 1;\natom.global.add.u32 %r2, [%d2], %r1;\nst.global.u32 [%d12], %r2;"
 
@@ -142,6 +142,22 @@ def test_blocks_and_grids_of_three_dimensions_and_a_last_warp_that_is_not_full()
     for cta in np.ndindex(2, 3, 2):
         for thread in np.ndindex(2, 3, 7):
             assert next(rows) == [*thread[::-1], *cta[::-1], 7, 3, 2, 2, 3, 2]
+
+
+def test_unwritten_registers_as_nan():
+    """Half of the lanes write the register, all use it."""
+    body = "setp.lt.u32 %p1, %r0, 16;\n@%p1 mov.u32 %r1, 1;\nadd.u32 %r2, %r1, 5;\nst.global.u32 [%d12], %r2;"
+    program = Program.parse(kernel(body))
+    for unwritten in ("nan", "error", "nan"):  # one program, both ways
+        gpu = Gpu(unwritten=unwritten)
+        buffers = [gpu.register_buffer(address, 4096, name) for address, name in ((A, "a"), (B, "b"), (C, "c"))]
+        launch = program, "k", (1,), (32,), 0, [a.to_bytes(8, "little") for a in (A, B, C)]
+        if unwritten == "error":
+            with pytest.raises(UninitializedError, match="register %r1 is read, but was never written"):
+                gpu.launch(*launch)
+        else:
+            gpu.launch(*launch)
+            assert buffers[1].view(np.uint32)[:32].tolist() == [6] * 16 + [4] * 16
 
 
 @pytest.mark.parametrize("body", ["ret;", ".reg .b64 %d<3>;\nmov.u64 %d1, 5;\nadd.u64 %d2, %d1, 1;\nret;"])

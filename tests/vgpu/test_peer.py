@@ -1,81 +1,182 @@
-"""flash-attn-4's own forward, host code and kernel unchanged, on the virtual GPU: a kernel that others wrote is right there too."""
+"""flash-attn-4's own kernels, host code unchanged, on the virtual GPU: what others wrote and ran on GPUs is right there too."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import subprocess
-import sys
+import re
+from dataclasses import replace
+from functools import cache
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
-import fa4
-from fa4.arch import get_arch
+from fa4.cli import main
+from fa4.errors import BackendError
+from fa4.testing import witness
+from fa4.testing.witness import VERSION, Witness, witnesses
 
 
 def installed() -> bool:
-    """By its own name: another package gives an importable flash_attn too."""
     try:
-        return bool(metadata.version("flash-attn-4"))
+        return metadata.version("flash-attn-4") == VERSION
     except metadata.PackageNotFoundError:
         return False
 
 
-pytestmark = [
+needs_peer = [
     pytest.mark.compile,
     pytest.mark.vgpu,
-    pytest.mark.skipif(not installed(), reason="flash-attn-4 is not installed: pip install '.[peer]'"),
+    pytest.mark.skipif(not installed(), reason=f"flash-attn-4 {VERSION} is not installed: pip install '.[peer]'"),
 ]
 
-ARCHES = ["sm_80", "sm_90a", "sm_100a", "sm_103a"]
-LENGTHS = [(128, 256), (65, 129), (200, 77), (1, 300)]
+HOPPER = Witness((64, 64), "causal", (3, 1), ((200, 333),), backward=True, deterministic=True)
+PAIRS = Witness((128, 128), "full", (2, 1), ((200, 333),), backward=True)
+# Few compiled kernels: forward, backward, and those before and after it, each in few variants.
+CASES = {
+    "sm_90a": [HOPPER, replace(HOPPER, deterministic=False)],
+    "sm_100a": [
+        PAIRS,
+        replace(PAIRS, lengths=((256, 256),)),
+        Witness((64, 64), "causal", (3, 1), ((200, 333), (1, 300), (65, 129))),
+        Witness((64, 64), "full", (2, 1), ((200, 777),), splits=2),
+        Witness((192, 128), "window", (2, 2), ((1, 300),)),
+        Witness((96, 96), "softcap", (3, 1), ((200, 333),)),
+    ],
+}
+SEEDS = {"sm_90a": (1, 2), "sm_100a": (1,)}
 
 
-def check(arch, cases):
-    """Cases are (Sq, Sk, query heads, key heads, D, causal)."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("peer_forward.py")), arch],
-        input="\n".join(map(json.dumps, cases)),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(fa4.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])},
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(cases)
-    wrong = []
-    for case, answer in zip(cases, answers, strict=True):
-        (kernel,) = answer["kernels"]
-        assert f"FlashAttentionForwardSm{get_arch(arch).capability[0]}0" in kernel
-        assert [result["name"] for result in answer["results"]] == ["out", "lse"]
-        wrong += [(case, r) for r in answer["results"] if r["mismatches"] or r["error"] > r["bound"]]
+@cache
+def answers(arch):
+    return list(witness.run_witnesses(arch, CASES[arch], "priority", SEEDS[arch]))
+
+
+def check(arch, found):
+    wrong = [f"{a.witness}: {a.failure or [str(r) for r in a.results if not r.ok]}" for a in found if not a.ok]
     assert wrong == []
+    family = {"sm_80": "Sm80", "sm_90a": "Sm90"}.get(arch, "Sm100")
+    for answer in found:
+        case = answer.witness
+        assert [r.name for r in answer.results] == (["out", "lse"] + ["dq", "dk", "dv"] * case.backward) * len(case.lengths)
+        assert any(f"FlashAttentionForward{family}" in kernel for kernel in answer.kernels)
+        assert any(f"FlashAttentionBackward{family}" in kernel for kernel in answer.kernels) == case.backward
+        assert any("FlashAttentionForwardCombine" in kernel for kernel in answer.kernels) == (case.splits > 1)
+        assert answer.paired == (family == "Sm100" and in_pairs(case))
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-def test_forward(arch):
-    """Two kernels; the slow matrix has the others."""
-    check(
-        arch,
-        [
-            (*lengths, 2, heads_kv, dim, causal)
-            for lengths, (heads_kv, dim, causal) in zip(LENGTHS, 2 * [(1, 64, True), (2, 128, False)], strict=True)
-        ],
+def in_pairs(case: Witness) -> bool:
+    """Where flash-attn-4 uses CTA pairs: in the backward from D 128 on, in the forward without a mask and beyond one block of rows."""
+    if not case.pairs or case.dims[0] < 128:
+        return False
+    rows = case.lengths[0][0] * case.heads[0] // case.heads[1]
+    return case.backward or (
+        not case.packed and case.mask in ("full", "softcap") and rows > 256 and 128 % (case.heads[0] // case.heads[1]) == 0
     )
+
+
+class TestCovering:
+    """By default; the slow matrix has the others."""
+
+    pytestmark = needs_peer
+
+    @pytest.mark.parametrize("arch", list(CASES))
+    def test_within_the_bound(self, arch):
+        found = answers(arch)
+        assert [a.witness for a in found] == [case for case in CASES[arch] for _ in SEEDS[arch]]
+        check(arch, found)
+
+    def test_only_the_deterministic_backward_is_the_same_under_two_schedules(self):
+        """CTAs add to the gradients in the order in which they come, unless a semaphore keeps it; one does, the other does not."""
+        first, second, fast_first, fast_second = (dict(answer.digests) for answer in answers("sm_90a"))
+        assert first == second
+        assert any(fast_first[name] != fast_second[name] for name in ("dq", "dk", "dv"))
+        for name in ("out", "lse"):
+            assert len({bits[name] for bits in (first, fast_first, fast_second)}) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("dim", [64, 128])
-def test_matrix(arch, dim):
-    check(
-        arch,
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_103a"])
+class TestMatrix:
+    pytestmark = needs_peer
+
+    def test_every_witness(self, arch, backward):
+        if (arch, backward) == ("sm_80", True):
+            with pytest.raises(BackendError, match="no such backward"):
+                witnesses(arch, backward)
+            return
+        cases = witnesses(arch, backward)
+        found = list(witness.run_witnesses(arch, cases))
+        assert [a.witness for a in found] == cases
+        check(arch, found)
+
+
+class TestCommand:
+    @pytest.mark.compile
+    @pytest.mark.vgpu
+    @needs_peer[-1]
+    def test_verify(self, capsys, monkeypatch):
+        cases = [Witness((64, 64), "causal", (3, 1), (lengths,)) for lengths in ((200, 333), (1, 300))]
+        monkeypatch.setattr(witness, "witnesses", lambda arch, backward: [*cases, Witness((128, 128))])
+        assert main(["verify", "--peer", "flash-attn-4", "--head-dim", "64", "--seed", "3"]) == 0
+        output = capsys.readouterr().out.splitlines()
+        assert output[0] == f"flash-attn-4 {VERSION}, forward, bfloat16, sm_80 on the virtual GPU, round_robin schedule, seed 3: 2 requests"
+        assert [line.split(":")[0] for line in output[1:3]] == ["D 64, causal, 3"] * 2
+        assert all("worst error" in line for line in output[1:3])
+        assert output[-1] == "all 2 requests within their bounds"
+
+    def test_a_peer_that_is_wrong(self, capfd, monkeypatch, tmp_path):
+        """A package of the peer's name that answers with torch, and no kernel; with a factor; and with an error."""
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(witness, "witnesses", lambda arch, backward: [Witness((dim, dim)) for dim in (64, 128, 96)])
+        (tmp_path / f"flash_attn_4-{VERSION}.dist-info").mkdir()
+        (tmp_path / f"flash_attn_4-{VERSION}.dist-info" / "METADATA").write_text(f"Name: flash-attn-4\nVersion: {VERSION}\n")
+        (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+        for package in ("flash_attn", "flash_attn/cute"):
+            (tmp_path / package / "__init__.py").touch()
+        (tmp_path / "flash_attn" / "cute" / "interface.py").write_text(FAKE)
+        assert main(["verify", "--peer", "flash-attn-4", "--arch", "sm_100a", "--head-dim", "64,96,128"]) == 1
+        output = capfd.readouterr().out.splitlines()
+        assert output[1].startswith("WRONG D 64, full")
+        assert "ok" in output[1], "right, but no kernel ran"
+        assert output[2].startswith("WRONG D 128, full")
+        assert "out: WRONG: worst error" in output[2]
+        assert output[3].startswith("WRONG D 96, full")
+        assert "KeyError: 96" in output[3]
+        assert output[-1] == "3 of 3 requests failed"
+
+    def test_a_peer_that_is_not_there(self, capsys, monkeypatch):
+        def missing(name):
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(witness.metadata, "version", missing)
+        assert main(["verify", "--peer", "flash-attn-4"]) == 2
+        assert f"found none; pip install 'flash-attn-4=={VERSION}'" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
         [
-            (*lengths, 4, 4 // ratio, dim, causal)
-            for lengths, causal, ratio in itertools.product([*LENGTHS, (300, 512)], [False, True], [1, 2])
+            (
+                ["--peer", "flash-attn-4", "--direction", "backward"],
+                "arch='sm_80': flash-attn-4 .* no such backward; try sm_90a, sm_100a or sm_103a",
+            ),
+            (["--peer", "flash-attn-4", "--arch", "sm_120"], "arch='sm_120': .* no such forward"),
+            (["--peer", "flash-attn-4", "--head-dim", "65"], r"head_dim=\[65\]: .*choose from 64, 128"),
+            (["--direction", "backward"], "direction='backward': .* no backward"),
         ],
     )
+    def test_bad_arguments(self, arguments, message, capsys):
+        assert main(["verify", *arguments]) == 2
+        assert re.search(message, capsys.readouterr().err)
+
+
+FAKE = """
+from types import SimpleNamespace
+from fa4.testing import torch_attention
+utils = SimpleNamespace()
+factors = {64: 1, 128: 1.1}
+def flash_attn_func(q, k, v, return_lse, num_splits, deterministic, **options):
+    assert q.is_cuda
+    out, lse = torch_attention(q, k, v, **options)
+    return out * factors[q.shape[3]], lse, None
+"""

@@ -197,10 +197,12 @@ def test_a_from_tensor_memory(group, m, n, type_):
     assert np.array_equal(out[where_d_lies(m, n, group)].view(np.float32), A.astype(np.float64) @ B.astype(np.float64).T)
 
 
-def simple():
-    """A (128 x 32) B (64 x 32), two steps of K in a 64-byte swizzle; (memories, exact)."""
+def simple(rounding=False):
+    """A (128 x 32) B (64 x 32), two steps of K in a 64-byte swizzle; (memories, exact). ``rounding``: sums that float32 must round."""
     rng = np.random.default_rng(5)
     A, B = matrix(rng, (128, 32), "bf16"), matrix(rng, (64, 32), "bf16")
+    if rounding:
+        A, B = (rng.standard_normal(x.shape).astype(x.dtype) for x in (A, B))
     memory = np.zeros(SHARED, np.uint8)
     for values, at in ((A, A_AT), (B, B_AT)):
         place(memory, MatrixDescriptor(at, 16, 512, 64), Operand("A", *values.shape, 2, False), values)
@@ -219,6 +221,16 @@ def test_steps_of_k_add_up_in_every_schedule(schedule, seed):
     assert np.array_equal(out[0].view(np.float32), exact)
     early = execute(only_thread_0([step(0), step(1), commit()]) + finish(64), memories, 64, delay="early")
     assert np.array_equal(early, out)
+
+
+@pytest.mark.parametrize("delay", ["late", "early"])
+def test_what_is_carried_out_together_does_not_change_a_bit(delay):
+    """Late, both steps wait in the engine and are done together; early, each when it is issued. The same as each alone, added up."""
+    memories, _ = simple(rounding=True)
+    out = execute(only_thread_0([step(0), step(1), commit()]) + finish(64), memories, 64, delay=delay)
+    first = execute(only_thread_0([step(0), commit()]) + finish(64), memories, 64).view(np.float32)
+    second = execute(only_thread_0([step(1, accumulate=0), commit()]) + finish(64), memories, 64).view(np.float32)
+    assert np.array_equal(out, (first + second).view(U32))
 
 
 def test_scale_and_disabled_lanes():

@@ -6,7 +6,7 @@ import pytest
 import test_ampere_forward
 import test_gemm
 import test_tma_kernels
-from ampere_forward import Options
+from forward_call import Options
 
 from fa4.testing import AttentionShape, make_inputs
 from fa4.vgpu import Gpu

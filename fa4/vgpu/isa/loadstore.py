@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 
 SPACES = ("global", "shared::cta", "shared::cluster", "shared", "local", "param::entry", "param", "const")
 _HINTS = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "unified", "volatile", "relaxed", "acquire", "release", "weak", "mmio")
+_POLLS = frozenset(("volatile", "relaxed", "acquire", "mmio"))
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
@@ -43,7 +44,10 @@ def address_bits(space: str) -> int:
 @instruction("ld", "ldu", section="9.7.9.8 to 9.7.9.10", forms="every space and width, v2 v4 v8; cache hints, volatile, acquire")
 def _load(e: Emitter, op: Op, mods: Mods) -> None:
     d, a = op.operands[:2]
+    polls = not _POLLS.isdisjoint(mods.left)
     space, type_, vector = access(mods)
+    if polls and space in ("global", "generic"):
+        e.line("g.look()")
     address = e.address(a, address_bits(space))
     e.count(space, int(type_[1:]) // 8 * vector)
     loaded = e.temporary(f"g.load({space!r}, {address}, {element(type_)!r}, {vector}, {e.masked})")

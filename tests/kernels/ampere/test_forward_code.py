@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-import cutlass
 import cutlass.cute as cute
 import pytest
 from cutlass import Float32, Int32
+from golden import assert_recorded
+from ptx_loops import loops
 
 from fa4.arch import get_arch
 from fa4.config import WARP, ampere_forward_shared_memory, padded_head_dim
@@ -20,10 +20,8 @@ from fa4.tuning import ampere_forward_config
 
 pytestmark = pytest.mark.compile
 
-# {toolchain: {"kernel arch": [registers, stack, spill stores, spill loads, shared memory]}}, bytes but for the registers; written by
-# record_resources.py, reviewed by people.
+# Facts are [registers, stack, spill stores, spill loads, shared memory], bytes but for the registers.
 GOLDEN = Path(__file__).with_name("resources.json")
-TOOLCHAIN = f"{cutlass.__version__} cuda {cutlass.CUDA_VERSION.major}.{cutlass.CUDA_VERSION.minor}"
 MASKS = {"full": {}, "causal": {"causal": True}, "window": {"window": (True, True)}}
 
 
@@ -62,23 +60,14 @@ CASES = [pytest.param(*case) for case in DEFAULT]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
 
 
+def facts(compiled):
+    return compiled.resources
+
+
 def identifier(value):
     if isinstance(value, str):
         return value
     return AmpereForward(value, ampere_forward_config(value, get_arch("sm_80"))).name.removeprefix("fa4_ampere_forward_").rpartition("_")[0]
-
-
-def loops(ptx):
-    """Bodies of the loops over key tiles: from a label back to it, with products inside."""
-    lines = ptx.splitlines()
-    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\$L\w+):", line))}
-    bodies = []
-    for i, line in enumerate(lines):
-        if (m := re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)) and labels[m[1]] < i:
-            body = lines[labels[m[1]] : i + 1]
-            if any("mma.sync" in text for text in body):
-                bodies.append(body)
-    return bodies
 
 
 def count(body, opcode):
@@ -114,7 +103,7 @@ def expected_per_trip(task, config):
 class TestCompiled:
     def test_instructions_per_trip(self, compile_ptx, task, arch):
         config = ampere_forward_config(task, get_arch(arch))
-        bodies = loops(compile_ptx(task, arch).ptx)
+        bodies = loops(compile_ptx(task, arch).ptx, "mma.sync")
         assert len(bodies) == (3 if task.window[0] else 2)
         expected = expected_per_trip(task, config)
         for body in bodies:
@@ -123,7 +112,7 @@ class TestCompiled:
     def test_no_slow_or_local_code(self, compile_ptx, task, arch):
         ptx = compile_ptx(task, arch).ptx
         assert ".local" not in ptx
-        for body in loops(ptx):
+        for body in loops(ptx, "mma.sync"):
             assert not re.search(r"\b(div|rem|sqrt)\.", "\n".join(body))
             assert count(body, "cvt.rn.") == count(body, "x2.f32")
 
@@ -136,11 +125,8 @@ class TestCompiled:
             assert compile_ptx(task, arch).resources[1:4] == [0, 0, 0]
 
     def test_resources_are_the_recorded_ones(self, compile_ptx, task, arch):
-        recorded = json.loads(GOLDEN.read_text())
-        if TOOLCHAIN not in recorded:
-            pytest.skip(f"no resources recorded for {TOOLCHAIN}")
         compiled = compile_ptx(task, arch)
-        assert recorded[TOOLCHAIN].get(f"{compiled.name} {arch}") == compiled.resources
+        assert_recorded(GOLDEN, compiled, arch, facts(compiled))
 
     def test_name(self, compile_ptx, task, arch):
         name = compile_ptx(task, arch).name

@@ -1,19 +1,22 @@
-"""What the kernel hands to its roles, and positions in the ring."""
+"""What the kernel hands to its roles: the tiles that this CTA computes, and positions in the ring."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, const_expr
 
-from fa4.config import BlackwellForwardConfig
+from fa4.config import TMEM_LANES, BlackwellForwardConfig
 from fa4.kernels.blackwell.forward.pipelines import Barriers
 from fa4.kernels.blackwell.forward.storage import Shared
+from fa4.kernels.common.host import Limits
 from fa4.kernels.common.mask import Band, KeyTiles
 from fa4.kernels.common.score import ScoreScalars
+from fa4.schedule.device import TileOrder, tile_at
 
 
 class Slot(NamedTuple):
@@ -32,11 +35,10 @@ def following(slot: Slot, stages: cutlass.Constexpr[int]) -> Slot:
 
 @dataclass(frozen=True)
 class Work:
-    """The query tiles of this CTA: ``first_row`` of (head, batch), and the key tiles that they visit, last one first."""
+    """Query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first."""
 
     first_row: Int32
     head: Int32
-    head_kv: Int32
     batch: Int32
     band: Band
     tiles: KeyTiles
@@ -45,6 +47,14 @@ class Work:
     def count(self) -> Int32:
         """Key tiles."""
         return self.tiles.end - self.tiles.begin
+
+
+class Tiles(NamedTuple):
+    """All tiles of the launch: their order, and what tells which keys they visit."""
+
+    order: TileOrder
+    group: cute.FastDivmodDivisorV2
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -56,10 +66,31 @@ class Context:
     dtype: Any
     shared: Shared
     tmem: Int32
-    work: Work
+    tiles: Tiles
+    seqlens: tuple[Int32, Int32]
     scalars: ScoreScalars
 
     @property
     def barriers(self) -> Barriers:
         """The barriers."""
         return self.shared.barriers
+
+    @cute.jit
+    def work(self, index: Int32) -> Work:
+        """The tile of a number; where the right side is bounded the longest tiles come first."""
+        rows = self.config.q_tiles * TMEM_LANES
+        falling = self.config.order == "lpt" and self.tiles.limits.right is not None
+        query_tile, head, batch = tile_at(index, self.tiles.order, falling)
+        band = Band(*self.seqlens, self.tiles.limits.left, self.tiles.limits.right)
+        first_row = query_tile * rows
+        return Work(first_row, head, batch, band, band.key_tiles(first_row, rows, self.config.tile_n))
+
+
+@cute.jit
+def each_tile(c: Context, visit: cutlass.Constexpr[Callable[..., Any]], state: Any, *more: Any) -> None:
+    """``state = visit(c, work, state, *more)`` for the tiles of this CTA: one, or every so many-th in the persistent order."""
+    if const_expr(c.config.order == "persistent"):
+        for index in cutlass.range(cute.arch.block_idx()[0], c.tiles.order.tiles, cute.arch.grid_dim()[0], unroll=1):
+            state = visit(c, c.work(index), state, *more)
+    else:
+        visit(c, c.work(cute.arch.block_idx()[0]), state, *more)

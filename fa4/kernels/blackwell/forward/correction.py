@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import blackwell_columns, padded_head_dim
-from fa4.kernels.blackwell.forward.context import Context
+from fa4.config import TMEM_LANES, blackwell_columns, padded_head_dim
+from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
-from fa4.kernels.blackwell.forward.storage import TILE_M
+from fa4.kernels.common.opaque import opaque
 
 
 def chunk_of(columns: int) -> int:
@@ -18,32 +20,61 @@ def chunk_of(columns: int) -> int:
     return 32 if columns % 32 == 0 else 16
 
 
-@cute.jit
-def run(c: Context, thread: Int32) -> None:
-    """Rescale O where a reference grew; at the end divide it.
+class State(NamedTuple):
+    """Key tiles, and query tiles with keys so far."""
+
+    step: Int32
+    used: Int32
+
+
+def run(c: Context, mO: cute.Tensor, thread: Int32) -> None:
+    """Rescale O where a reference grew; at the end divide it. Rows of tiles that see no key become 0 at once.
 
     Warps: four, for all query tiles in turn; a thread has a row of each.
     Owns: O in tensor memory between the product before and p_ready; sO.
-    Waits: scale_full (the S of that key tile was complete, hence the product before it); o_full at the end.
-    Signals: p_ready; o_ready at the end.
+    Waits: factor_full (the S of that key tile was complete, hence the product before it); at the end total_full, o_full, o_empty.
+    Signals: p_ready; at the end total_empty, o_ready.
     Order: for each key tile and query tile: factor; where a lane of the warp has one other than 1, O times factor; p_ready.
     """
-    config, barriers, count = c.config, c.barriers, c.work.count
-    for step in cutlass.range(count, unroll=1):
+    each_tile(c, visit, State(Int32(0), Int32(0)), mO, thread)
+
+
+@cute.jit
+def visit(c: Context, work: Work, state: State, mO: cute.Tensor, thread: Int32) -> State:
+    """The rows of one step of the launch."""
+    config, barriers, count = c.config, c.barriers, work.count
+    for step in cutlass.range(state.step, state.step + count, unroll=1):
         for stage in cutlass.range_constexpr(config.q_tiles):
-            barriers.scale_full.wait(stage, step & 1)
+            barriers.factor_full.wait(stage, step & 1)
             factor = c.shared.factor[thread, stage]
-            if step > 0:
+            if step > state.step:
                 if cute.arch.vote_any_sync(factor < 1.0):
                     rescale(c, stage, thread, factor)
             barriers.p_ready.arrive(stage)
     for stage in cutlass.range_constexpr(config.q_tiles):
-        barriers.scale_full.wait(stage, count & 1)
-        total = c.shared.total[thread, stage]
         if count > 0:
-            barriers.o_full.wait(stage, Int32(0))
-        finish(c, stage, thread, total)
-        barriers.o_ready.arrive(stage)
+            barriers.total_full.wait(stage, state.used & 1)
+            total = c.shared.total[thread, stage]
+            barriers.total_empty.arrive(stage)
+            barriers.o_full.wait(stage, state.used & 1)
+            barriers.o_empty.wait(stage, state.used & 1 ^ 1)
+            finish(c, stage, thread, total)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            barriers.o_ready.arrive(stage)
+        else:
+            clear(mO[work.batch, None, work.head, None], work.first_row + stage * TMEM_LANES + thread)
+    return State(state.step + count, state.used + Int32(count > 0))
+
+
+@cute.jit
+def clear(mO: cute.Tensor, row: Int32) -> None:
+    """Zeros to a row of (Sq, Dv), where there is one."""
+    row = opaque(row)  # addresses are worked out here, not kept in registers
+    if row < mO.shape[0]:
+        zeros = cute.make_rmem_tensor(8, mO.element_type)
+        zeros.fill(0.0)
+        for i in cutlass.range_constexpr(mO.shape[1] // 8):
+            cute.autovec_copy(zeros, cute.local_tile(mO[row, None], (8,), (i,)))
 
 
 @cute.jit
@@ -66,36 +97,51 @@ def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Floa
     """O divided by the row's sum, rounded, to shared memory; 0 in a row that saw no key, whatever O holds."""
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
     inverse = cute.arch.rcp_approx(total)
+    keep = Int32(-1) if total > 0.0 else Int32(0)
     columns = padded_head_dim(c.head_dims[1])
     size = chunk_of(columns)
     for at in cutlass.range_constexpr(0, columns, size):
         O = cute.make_rmem_tensor(size, Float32)
-        O.fill(0.0)
-        if c.work.count > 0:
-            load_columns(address + at, O, thread)
+        load_columns(address + at, O, thread)
         rO = cute.make_rmem_tensor(size, c.dtype)
-        for i in cutlass.range_constexpr(size):
-            rO[i] = (O[i] * inverse if total > 0.0 else Float32(0.0)).to(c.dtype)
+        for i in cutlass.range_constexpr(0, size, 2):
+            left, right = cute.arch.mul_packed_f32x2((O[i], O[i + 1]), (inverse, inverse))
+            rO[i], rO[i + 1] = left.to(c.dtype), right.to(c.dtype)
+        words = cute.make_tensor(cute.recast_ptr(rO.iterator, dtype=Int32), cute.make_layout(size // 2))
+        for i in cutlass.range_constexpr(size // 2):
+            words[i] = words[i] & keep
         for i in cutlass.range_constexpr(size // 8):
             source = cute.make_tensor(rO.iterator + i * 8, cute.make_layout(8))
             cute.autovec_copy(source, cute.local_tile(c.shared.sO[thread, None, stage], (8,), (at // 8 + i,)))
-    cute.arch.fence_proxy("async.shared", space="cta")
 
 
-@cute.jit
 def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
-    """The epilogue: tiles of O from shared memory to the rows of ``mO`` (Sq, Dv) that exist.
+    """The epilogue: tiles of O from shared memory to the rows of ``mO`` (Sq, Dv, head, batch) that exist.
 
     Warps: one.
     Owns: nothing; reads sO.
     Waits: o_ready.
-    Signals: nothing; it returns when global memory is written.
+    Signals: o_empty, and where O leaves through sQ q_empty.
+    Order: both tiles are on their way before the first is waited for.
     """
-    columns = padded_head_dim(c.head_dims[1])
-    tiles = cute.local_tile(mO, (TILE_M, columns), (None, 0))
-    source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(c.shared.sO, 0, 2), cute.group_modes(tiles, 0, 2))
-    for stage in cutlass.range_constexpr(c.config.q_tiles):
-        c.barriers.o_ready.wait(stage, Int32(0))
-        cute.copy(atom, source[None, stage], to[None, c.work.first_row // TILE_M + stage])
-        cute.arch.cp_async_bulk_commit_group()
+    each_tile(c, leave, Int32(0), atom, mO)
     cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+
+@cute.jit
+def leave(c: Context, work: Work, used: Int32, atom: cute.CopyAtom, mO: cute.Tensor) -> Int32:
+    """The tiles of one step of the launch."""
+    rows, columns, count = TMEM_LANES, padded_head_dim(c.head_dims[1]), c.config.q_tiles
+    gO = cute.local_tile(mO[None, None, work.head, work.batch], (rows, columns), (None, 0))
+    source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(c.shared.sO, 0, 2), cute.group_modes(gO, 0, 2))
+    if work.count > 0:
+        for stage in cutlass.range_constexpr(count):
+            c.barriers.o_ready.wait(stage, used & 1)
+            cute.copy(atom, source[None, stage], to[None, work.first_row // rows + stage])
+            cute.arch.cp_async_bulk_commit_group()
+        for stage in cutlass.range_constexpr(count):
+            cute.arch.cp_async_bulk_wait_group(count - 1 - stage, read=True)
+            c.barriers.o_empty.arrive(stage)
+            if const_expr(c.config.o_over_q):
+                c.barriers.q_empty.arrive(stage)
+    return used + Int32(work.count > 0)

@@ -8,17 +8,18 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pl
-from cutlass import Float32, Int32, const_expr, memory
+from cutlass import Float32, Int32, Int64, const_expr, memory
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import WARP, BlackwellForwardConfig, padded_head_dim
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellForwardConfig, padded_head_dim
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
-from fa4.kernels.blackwell.forward.context import Context, Work
-from fa4.kernels.blackwell.forward.storage import TILE_M, allocate, tile_layout
-from fa4.kernels.common.host import DTYPES, Divisors, Limits, forward_arguments, kernel_name
-from fa4.kernels.common.mask import Band, band_limits
+from fa4.kernels.blackwell.forward.context import Context, Tiles
+from fa4.kernels.blackwell.forward.storage import allocate, tile_layout
+from fa4.kernels.common.host import DTYPES, Limits, forward_arguments, kernel_name
+from fa4.kernels.common.mask import band_limits
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
+from fa4.schedule.device import section_size, tile_order
 
 MMA, LOAD, EPILOGUE = 12, 13, 14
 """Warps, after those of the softmax (0-7) and correction (8-11) warpgroups."""
@@ -70,26 +71,31 @@ class BlackwellForward:
         right = window_right
         if const_expr(self.problem.causal):
             right = Int32(0) if const_expr(window_right is None) else cutlass.min(window_right, 0)
-        tiles = cute.ceil_div(seqlen_q, self.config.q_tiles * TILE_M)
-        blocks = tiles * heads_q * batch
-        if blocks > 0:
-            divisors = Divisors(
-                cute.FastDivmodDivisorV2(tiles), cute.FastDivmodDivisorV2(heads_q), cute.FastDivmodDivisorV2(heads_q // heads_kv)
-            )
+        config = self.config
+        rows, groups = heads_q * batch, heads_kv * batch
+        blocks = cute.ceil_div(seqlen_q, config.q_tiles * TMEM_LANES)
+        if blocks * rows > 0:
+            operands = Int64(seqlen_k) * (sum(self.head_dims) * ELEMENT_BYTES)
+            section = section_size(operands, Int64(groups), Int64(heads_q // heads_kv), config.l2_budget)
+            order = tile_order(Int64(blocks), Int64(heads_q), Int64(batch), section, config.order)
+            grid = blocks * rows
+            if const_expr(config.order == "persistent"):
+                grid = cutlass.min(grid, config.ctas)
             limits = Limits(*band_limits(seqlen_q, seqlen_k, window_left, right))
             moves = []
             for x, rows, op in (
-                (mQ, TILE_M, cpasync.CopyBulkTensorTileG2SOp()),
+                (mQ, TMEM_LANES, cpasync.CopyBulkTensorTileG2SOp()),
                 (mK, self.config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
                 (mV, self.config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
-                (mO, TILE_M, cpasync.CopyBulkTensorTileS2GOp()),
+                (mO, TMEM_LANES, cpasync.CopyBulkTensorTileS2GOp()),
             ):
                 by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
                 tile = (rows, padded_head_dim(x.shape[3]))
                 moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(rows, x.shape[3], self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            self.kernel(*moves, mLSE, score_scalars(softmax_scale, softcap), limits, divisors).launch(
-                grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
+            tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
+            self.kernel(*moves, mO, mLSE, score_scalars(softmax_scale, softcap), tiles).launch(
+                grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
             )
 
     @cute.kernel
@@ -99,10 +105,10 @@ class BlackwellForward:
         K: Tma,
         V: Tma,
         O: Tma,
+        mO: cute.Tensor,
         mLSE: cute.Tensor,
         scalars: ScoreScalars,
-        limits: Limits,
-        divisors: Divisors,
+        tiles: Tiles,
     ) -> None:
         """Allocate, and hand each warp to its role."""
         config = self.config
@@ -121,43 +127,26 @@ class BlackwellForward:
         start = columns.retrieve_ptr(Float32)
         cute.arch.sync_threads()
 
-        work = self._locate(Q.tensor.shape[0], K.tensor.shape[0], limits, divisors)
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), work, scalars)
-        row_lse = mLSE[work.batch, work.head, None]
+        seqlens = Q.tensor.shape[0], K.tensor.shape[0]
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, row_lse, 0, thread)
+            softmax.run(c, mLSE, 0, thread)
         elif warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, row_lse, 1, thread)
+            softmax.run(c, mLSE, 1, thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
-            correction.run(c, thread)
+            correction.run(c, mO, thread)
         else:
             cute.arch.setmaxregister_decrease(config.registers[2])
             if warp == MMA:
                 mma.run(c)
             elif warp == LOAD:
-                load.run(
-                    c,
-                    load.Source.of(Q.atom, Q.tensor[None, None, work.head, work.batch], shared.sQ, TILE_M, self.head_dims[0]),
-                    load.Source.of(K.atom, K.tensor[None, None, work.head_kv, work.batch], shared.sK, config.tile_n, self.head_dims[0]),
-                    load.Source.of(V.atom, V.tensor[None, None, work.head_kv, work.batch], shared.sV, config.tile_n, self.head_dims[1]),
-                )
+                sources = (load.Source(x.atom, x.tensor, to) for x, to in ((Q, shared.sQ), (K, shared.sK), (V, shared.sV)))
+                load.run(c, *sources)
             elif warp == EPILOGUE:
-                correction.store(c, O.atom, O.tensor[None, None, work.head, work.batch])
+                correction.store(c, O.atom, O.tensor)
         cute.arch.sync_threads()
         columns.relinquish_alloc_permit()
         columns.free(start)
-
-    @cute.jit
-    def _locate(self, seqlen_q: Int32, seqlen_k: Int32, limits: Limits, divisors: Divisors) -> Work:
-        """The work of this CTA; where the right side is bounded the longest of a head comes first."""
-        rows = self.config.q_tiles * TILE_M
-        head_block, query_tile = divmod(cute.arch.block_idx()[0], divisors.tiles)
-        batch, head = divmod(head_block, divisors.heads)
-        if const_expr(limits.right is not None):
-            query_tile = cute.ceil_div(seqlen_q, rows) - 1 - query_tile
-        band = Band(seqlen_q, seqlen_k, limits.left, limits.right)
-        first_row = query_tile * rows
-        return Work(first_row, head, head // divisors.group, batch, band, band.key_tiles(first_row, rows, self.config.tile_n))

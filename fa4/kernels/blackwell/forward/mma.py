@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.config import ELEMENT_BYTES, blackwell_columns, padded_head_dim
-from fa4.kernels.blackwell.forward.context import Context, Slot, following
-from fa4.kernels.blackwell.forward.storage import TILE_M
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, blackwell_columns, padded_head_dim
+from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
 
 EARLY = 3 / 4
@@ -39,11 +39,11 @@ def scores(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
     """S = Q K^T of one query tile; then s_full."""
     d = padded_head_dim(c.head_dims[0])
     to = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
-    a = products.Q + stage * (TILE_M * d * ELEMENT_BYTES >> 4)
+    a = products.Q + stage * (TMEM_LANES * d * ELEMENT_BYTES >> 4)
     b = products.K + Int64(slot * slot_distance(c))
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(d // K_STEP):
-            from_a, from_b = k_offset(TILE_M, d, False, k), k_offset(c.config.tile_n, d, False, k)
+            from_a, from_b = k_offset(TMEM_LANES, d, False, k), k_offset(c.config.tile_n, d, False, k)
             multiply_ss(to, a + from_a, b + from_b, products.qk, Int32(k > 0))
         tcgen05.commit(c.barriers.s_full.at(stage))
 
@@ -71,6 +71,14 @@ def commit(barrier: cute.Pointer) -> None:
         tcgen05.commit(barrier)
 
 
+class State(NamedTuple):
+    """The next slot; key tiles so far; query tiles so far that had any."""
+
+    slot: Slot
+    step: Int32
+    used: Int32
+
+
 @cute.jit
 def run(c: Context) -> None:
     """Issue all products.
@@ -78,35 +86,41 @@ def run(c: Context) -> None:
     Warps: one; an elected lane issues.
     Owns: S (until softmax reads it) and O (while no correction is due) in tensor memory.
     Waits: q_full, kv_full; p_ready and p_last before O += P V.
-    Signals: s_full, o_full, kv_empty, by commit.
+    Signals: s_full, o_full, q_empty, kv_empty, by commit.
     Order: S0, S1 of the first key tile; then for each tile: O0 += P0 V, S0 of the next, O1 += P1 V, S1 of the next; O0, O1 of the last.
     """
-    config, barriers, count = c.config, c.barriers, c.work.count
     d, dv = map(padded_head_dim, c.head_dims)
-    qk = Int32(instruction(c.dtype, TILE_M, config.tile_n, False))
+    qk = Int32(instruction(c.dtype, TMEM_LANES, c.config.tile_n, False))
     if cutlass.const_expr(c.scalars.flip_q is not None):
         qk = qk | NEGATE_A if c.scalars.flip_q != 0 else qk
     products = Products(
-        descriptor(c.shared.sQ.iterator.toint(), TILE_M, d),
-        descriptor(c.shared.sK.iterator.toint(), config.tile_n, d),
-        descriptor(c.shared.sV.iterator.toint(), config.tile_n, dv),
+        descriptor(c.shared.sQ.iterator.toint(), TMEM_LANES, d),
+        descriptor(c.shared.sK.iterator.toint(), c.config.tile_n, d),
+        descriptor(c.shared.sV.iterator.toint(), c.config.tile_n, dv),
         qk,
-        Int32(instruction(c.dtype, TILE_M, dv, True)),
+        Int32(instruction(c.dtype, TMEM_LANES, dv, True)),
     )
-    slot = Slot(Int32(0), Int32(0))
+    each_tile(c, visit, State(Slot(Int32(0), Int32(0)), Int32(0), Int32(0)), products)
+
+
+@cute.jit
+def visit(c: Context, work: Work, state: State, products: Products) -> State:
+    """The products of one step of the launch."""
+    config, barriers, count = c.config, c.barriers, work.count
+    slot, step, used = state.slot, state.step, state.used
     if count > 0:
         for stage in cutlass.range_constexpr(config.q_tiles):
-            barriers.q_full.wait(stage, Int32(0))
+            barriers.q_full.wait(stage, used & 1)
             if cutlass.const_expr(stage == 0):
                 barriers.kv_full.wait(slot.index, slot.phase)
             scores(c, products, stage, slot.index)
         commit(barriers.kv_empty.at(slot.index))
         slot = following(slot, config.stages)
-    for step in cutlass.range(count - 1, unroll=1):
+    for _ in cutlass.range(count - 1, unroll=1):
         V, K = slot, following(slot, config.stages)
         barriers.kv_full.wait(V.index, V.phase)
         for stage in cutlass.range_constexpr(config.q_tiles):
-            values(c, products, stage, V.index, step & 1, Int32(step == 0))
+            values(c, products, stage, V.index, step & 1, Int32(step == state.step))
             if cutlass.const_expr(stage == config.q_tiles - 1):
                 commit(barriers.kv_empty.at(V.index))
             if cutlass.const_expr(stage == 0):
@@ -114,8 +128,16 @@ def run(c: Context) -> None:
             scores(c, products, stage, K.index)
         commit(barriers.kv_empty.at(K.index))
         slot = following(K, config.stages)
+        step = step + 1
     if count > 0:
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            commit(barriers.q_empty.at(stage))
         barriers.kv_full.wait(slot.index, slot.phase)
         for stage in cutlass.range_constexpr(config.q_tiles):
-            values(c, products, stage, slot.index, (count - 1) & 1, Int32(count == 1))
+            values(c, products, stage, slot.index, step & 1, Int32(count == 1))
             commit(barriers.o_full.at(stage))
+        commit(barriers.kv_empty.at(slot.index))
+        slot = following(slot, config.stages)
+        step = step + 1
+        used = used + 1
+    return State(slot, step, used)

@@ -2,14 +2,15 @@
 
 ::
 
-    load --q_full--> mma --s_full--> softmax --scale_full--> correction
-         --kv_full->     <-p_ready--                             |
-         <-kv_empty-     <-p_last---                             |
-                         <-p_ready-------------------------------+
-                         --o_full------------------------------->+--o_ready--> epilogue
+    load --q_full--> mma --s_full--> softmax --factor_full--> correction --o_ready--> epilogue
+         <-q_empty-      <-p_ready--         --total_full--->            <-o_empty-
+         --kv_full->     <-p_last---         <-total_empty---     |
+         <-kv_empty-     <-p_ready--------------------------------+
+                         --o_full-------------------------------->+
 
 The factors that softmax hands to correction need no barrier back: the next one is written after s_full of the next key tile, whose S is
-issued after the product that waits for p_ready of this one, and correction arrives there when it has read the factor.
+issued after the product that waits for p_ready of this one, and correction arrives there when it has read the factor. The sum of a row,
+which follows the last factor without such a wait, has barriers of its own.
 
 Every barrier has an entry for each query tile, those of the ring one for each slot.
 """
@@ -31,14 +32,18 @@ WARPS = 4
 # name: (arrivals, whether there is one for each slot of the ring rather than for each query tile)
 GRAPH = {
     "q_full": (1, False),  # load, with the bytes of Q, to mma
+    "q_empty": (1, False),  # mma, by commit: all S of the tile are complete; where O leaves through sQ also the epilogue: it has left
     "kv_full": (1, True),  # load, with the bytes of K or V, to mma
     "kv_empty": (1, True),  # mma, by commit: the products that read the slot are complete
     "s_full": (1, False),  # mma, by commit: S is complete, and so is the product that read the P before
     "p_ready": (2 * WARPS, False),  # softmax: most of P is in tensor memory; correction: O has the reference of this P
     "p_last": (WARPS, False),  # softmax: all of P is
-    "scale_full": (WARPS, False),  # softmax to correction: a factor for O, at the end the sum of the row
+    "factor_full": (WARPS, False),  # softmax to correction: what O is to be multiplied by
+    "total_full": (WARPS, False),  # softmax to correction: the sum of the row
+    "total_empty": (WARPS, False),  # correction has read it
     "o_full": (1, False),  # mma, by commit: O is complete
     "o_ready": (WARPS, False),  # correction to epilogue: O is in shared memory
+    "o_empty": (1, False),  # epilogue: it has left
 }
 
 
@@ -70,19 +75,27 @@ class Barriers:
     """The barriers of ``GRAPH``."""
 
     q_full: Barrier
+    q_empty: Barrier
     kv_full: Barrier
     kv_empty: Barrier
     s_full: Barrier
     p_ready: Barrier
     p_last: Barrier
-    scale_full: Barrier
+    factor_full: Barrier
+    total_full: Barrier
+    total_empty: Barrier
     o_full: Barrier
     o_ready: Barrier
+    o_empty: Barrier
 
     @staticmethod
     def counts(config: BlackwellForwardConfig) -> list[int]:
         """Arrivals of each mbarrier, in the order they lie in memory."""
-        return [arrivals for arrivals, ring in GRAPH.values() for _ in range(config.stages if ring else config.q_tiles)]
+        return [
+            arrivals + (name == "q_empty" and config.o_over_q)
+            for name, (arrivals, ring) in GRAPH.items()
+            for _ in range(config.stages if ring else config.q_tiles)
+        ]
 
     @staticmethod
     def allocate(allocator: Any, config: BlackwellForwardConfig) -> Barriers:

@@ -10,27 +10,37 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.config import blackwell_columns
-from fa4.kernels.blackwell.forward.context import Context
+from fa4.config import TMEM_LANES, blackwell_columns
+from fa4.emulate_exp.coefficients import CONTINUOUS
+from fa4.emulate_exp.device import emulated_exp2_pair
+from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
-from fa4.kernels.blackwell.forward.storage import LANE, TILE_M
+from fa4.kernels.blackwell.forward.storage import LANE
+from fa4.kernels.common.mask import Band
 
 CHUNK = 32
 """Keys whose P is computed, rounded and stored at a time."""
 
 
 class Row(NamedTuple):
-    """A row so far: what is subtracted from scores (log2 units), the sum of P, key tiles seen."""
+    """A row so far: what is subtracted from scores (log2 units), and the sum of P; ``step`` counts key tiles."""
 
     reference: Float32
     total: Float32
     step: Int32
 
 
+class State(NamedTuple):
+    """Key tiles, and query tiles with keys so far."""
+
+    step: Int32
+    used: Int32
+
+
 def columns(address: Int32, count: int) -> cute.Tensor:
     """Tensor memory from ``address`` on as (lanes, columns)."""
     pointer = cute.make_ptr(Float32, address, cute.AddressSpace.tmem, assumed_align=16)
-    return cute.make_tensor(pointer, cute.make_layout((TILE_M, count), stride=(LANE, 1)))
+    return cute.make_tensor(pointer, cute.make_layout((TMEM_LANES, count), stride=(LANE, 1)))
 
 
 @cute.jit
@@ -56,35 +66,46 @@ def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
     cute.copy(atom, cute.make_tensor(values.iterator, shape), copy.partition_D(to))
 
 
-@cute.jit
-def run(c: Context, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> None:
+def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
     """From S to P, a row for each thread.
 
     Warps: four for each query tile.
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
-    Waits: s_full.
-    Signals: scale_full with a factor for each key tile and at the end the row's sum; p_ready after three quarters of P, p_last.
+    Waits: s_full; total_empty.
+    Signals: factor_full; p_ready after three quarters of P, p_last; total_full at the end.
     Order: S to registers; mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor memory; sum.
     """
-    tiles = c.work.tiles
-    row = Row(-Float32.inf, Float32(0.0), Int32(0))
-    for tile in cutlass.range(tiles.end - 1, tiles.full_end - 1, -1, unroll=1):
-        row = visit(c, stage, thread, tile, row, True)
-    for tile in cutlass.range(tiles.full_end - 1, tiles.full_begin - 1, -1, unroll=1):
-        row = visit(c, stage, thread, tile, row, False)
-    if const_expr(c.work.band.left_limit is not None):
-        for tile in cutlass.range(tiles.full_begin - 1, tiles.begin - 1, -1, unroll=1):
-            row = visit(c, stage, thread, tile, row, True)
-    c.shared.total[thread, stage] = row.total
-    c.barriers.scale_full.arrive(stage)
-    index = c.work.first_row + stage * TILE_M + thread
-    if index < mLSE.shape[0]:
-        # A row that saw no key: -inf + log2(0) = -inf.
-        mLSE[index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+    each_tile(c, visit, State(Int32(0), Int32(0)), mLSE, stage, thread)
 
 
 @cute.jit
-def visit(c: Context, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]) -> Row:
+def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> State:
+    """The rows of one query tile."""
+    tiles = work.tiles
+    index = work.first_row + stage * TMEM_LANES + thread
+    row = Row(-Float32.inf, Float32(0.0), state.step)
+    for tile in cutlass.range(tiles.end - 1, tiles.full_end - 1, -1, unroll=1):
+        row = scores(c, work, stage, thread, tile, row, True)
+    for tile in cutlass.range(tiles.full_end - 1, tiles.full_begin - 1, -1, unroll=1):
+        row = scores(c, work, stage, thread, tile, row, False)
+    if const_expr(work.band.left_limit is not None):
+        for tile in cutlass.range(tiles.full_begin - 1, tiles.begin - 1, -1, unroll=1):
+            row = scores(c, work, stage, thread, tile, row, True)
+    totals = c.shared.total  # a name of its own: what is assigned to under a condition must be no compile-time value
+    if work.count > 0:
+        c.barriers.total_empty.wait(stage, state.used & 1 ^ 1)
+        totals[thread, stage] = row.total
+        c.barriers.total_full.arrive(stage)
+    if index < mLSE.shape[2]:
+        # A row that saw no key: -inf + log2(0) = -inf.
+        mLSE[work.batch, work.head, index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+    return State(row.step, state.used + Int32(work.count > 0))
+
+
+@cute.jit
+def scores(
+    c: Context, work: Work, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]
+) -> Row:
     """One key tile."""
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
@@ -96,18 +117,18 @@ def visit(c: Context, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32,
             if const_expr(c.scalars.gain is not None):
                 cap(part, c.scalars.gain)
             if const_expr(masked):
-                hide(c, stage, thread, tile * c.config.tile_n + chunk * CHUNK, part)
+                hide(work.band, work.first_row + stage * TMEM_LANES + thread, tile * c.config.tile_n + chunk * CHUNK, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
     reference = new if grew else row.reference
     factor = cute.math.exp2(row.reference - finite(reference), fastmath=True) if grew else Float32(1.0)
     c.shared.factor[thread, stage] = factor
-    c.barriers.scale_full.arrive(stage)
+    c.barriers.factor_full.arrive(stage)
 
     total = row.total * factor
     for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
-        total = total + exponentials(S, chunk, c.scalars.scale_log2, finite(reference))
+        total = total + exponentials(c, S, chunk, finite(reference))
         P = cute.make_rmem_tensor(CHUNK, c.dtype)
         for i in cutlass.range_constexpr(CHUNK):
             P[i] = S[chunk * CHUNK + i].to(c.dtype)
@@ -128,12 +149,19 @@ def finite(reference: Float32) -> Float32:
 
 
 @cute.jit
-def exponentials(S: cute.Tensor, chunk: cutlass.Constexpr[int], scale_log2: Float32, reference: Float32) -> Float32:
-    """Replace scores of a chunk by P; returns their sum, before P is rounded."""
+def exponentials(c: Context, S: cute.Tensor, chunk: cutlass.Constexpr[int], reference: Float32) -> Float32:
+    """Replace scores of a chunk by P; returns their sum, before P is rounded.
+
+    The policy's share of the pairs goes to the multiply-add units (``fa4.emulate_exp``), the others to the special-function unit.
+    """
+    scale, policy = c.scalars.scale_log2, c.config.exp2
     total = (Float32(0.0), Float32(0.0))
     for i in cutlass.range_constexpr(chunk * CHUNK, (chunk + 1) * CHUNK, 2):
-        x = cute.arch.fma_packed_f32x2((S[i], S[i + 1]), (scale_log2, scale_log2), (-reference, -reference))
-        S[i], S[i + 1] = cute.math.exp2(x[0], fastmath=True), cute.math.exp2(x[1], fastmath=True)
+        x, y = cute.arch.fma_packed_f32x2((S[i], S[i + 1]), (scale, scale), (-reference, -reference))
+        if const_expr(policy.emulates(i // 2)):
+            S[i], S[i + 1] = emulated_exp2_pair(x, y, policy.degree, continuous=policy.degree in CONTINUOUS)
+        else:
+            S[i], S[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
         total = cute.arch.add_packed_f32x2(total, (S[i], S[i + 1]))
     return total[0] + total[1]
 
@@ -146,15 +174,14 @@ def cap(S: cute.Tensor, gain: Float32) -> None:
 
 
 @cute.jit
-def hide(c: Context, stage: cutlass.Constexpr[int], thread: Int32, first_key: Int32, S: cute.Tensor) -> None:
-    """Set the scores of keys that the row does not see to -inf; S begins with ``first_key`` and has 32.
+def hide(band: Band, row: Int32, first_key: Int32, S: cute.Tensor) -> None:
+    """Set the scores of keys that ``row`` does not see to -inf; S begins with ``first_key`` and has 32.
 
     A word has a bit for each key, so that ptxas makes seven predicates of it at a time (R2P) instead of comparing for each.
     """
-    row = c.work.first_row + stage * TILE_M + thread
-    visible = ~ones_from(c.work.band.end_key(row) - first_key)
-    if const_expr(c.work.band.left_limit is not None):
-        visible = visible & ones_from(c.work.band.first_key(row) - first_key)
+    visible = ~ones_from(band.end_key(row) - first_key)
+    if const_expr(band.left_limit is not None):
+        visible = visible & ones_from(band.first_key(row) - first_key)
     for i in cutlass.range_constexpr(cute.size(S)):
         S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
 

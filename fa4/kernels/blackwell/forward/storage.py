@@ -18,11 +18,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.config import BlackwellForwardConfig, padded_head_dim, swizzle_columns
+from fa4.config import TMEM_LANES, BlackwellForwardConfig, padded_head_dim, swizzle_columns
 from fa4.kernels.blackwell.forward.pipelines import Barriers
-
-TILE_M = 128
-"""Queries of a tile: the lanes of tensor memory, one for each thread of a warpgroup."""
 
 LANE = 1 << 16
 """Distance between lanes in a tensor-memory address; columns have distance 1."""
@@ -68,9 +65,9 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
-    rows = config.q_tiles * TILE_M
-    factor = allocator.allocate_tensor(Float32, cute.make_layout((TILE_M, config.q_tiles)), 16)
-    total = allocator.allocate_tensor(Float32, cute.make_layout((TILE_M, config.q_tiles)), 16)
+    rows = config.q_tiles * TMEM_LANES
+    factor = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
+    total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     slot = config.tile_n * max(d, dv)
     base_Q = allocator.allocate_array(dtype, rows * d, byte_alignment=1024)
     base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
@@ -80,8 +77,8 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
         address,
         factor,
         total,
-        tiles(base_Q, TILE_M, head_dim, (config.q_tiles, TILE_M * d)),
+        tiles(base_Q, TMEM_LANES, head_dim, (config.q_tiles, TMEM_LANES * d)),
         tiles(base_K, config.tile_n, head_dim, (config.stages, slot)),
         tiles(base_K, config.tile_n, head_dim_v, (config.stages, slot)),
-        tiles(base_O, TILE_M, head_dim_v, (config.q_tiles, TILE_M * dv)),
+        tiles(base_O, TMEM_LANES, head_dim_v, (config.q_tiles, TMEM_LANES * dv)),
     )

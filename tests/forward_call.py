@@ -1,4 +1,4 @@
-"""The Ampere forward kernel on a virtual GPU of the test's choice, in a configuration of its choice, also with changed PTX."""
+"""A forward kernel on a virtual GPU of the test's choice, in a configuration of its choice, also with changed PTX."""
 
 from __future__ import annotations
 
@@ -29,20 +29,25 @@ class Options:
 PLAIN = Options()
 
 
-def compiled(q: torch.Tensor, v: torch.Tensor, options: Options = PLAIN, config=None) -> Artifact:
-    """From the compile cache; without ``config`` as tuned for sm_80."""
+def compiled(q: torch.Tensor, v: torch.Tensor, options: Options = PLAIN, config=None, arch: str = "sm_80") -> Artifact:
+    """From the compile cache; without ``config`` as tuned."""
     bounds = normalise_window(options.window_size, options.causal)
     problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), bounds, options.softcap, deterministic=False)
-    return lookup.get(problem, config or tuning.config(problem, get_arch("sm_80")), "sm_80")
+    return lookup.get(problem, config or tuning.config(problem, get_arch(arch)), arch)
+
+
+def scalars(options: Options, head_dim: int) -> tuple[float | int | None, ...]:
+    """The numbers of a call, in the order of the kernel's arguments."""
+    left, right = normalise_window(options.window_size, options.causal)
+    scale = head_dim**-0.5 if options.softmax_scale is None else options.softmax_scale
+    return scale, options.softcap or None, left, right or None  # a right bound of 0 is compiled in
 
 
 def attention(gpu: Gpu, q, k, v, options: Options = PLAIN, config=None, artifact: Artifact | None = None):
     """(out, lse) of CPU tensors in the layout (B, S, H, D); ``artifact`` is what ``compiled`` gives, or a changed form of it."""
-    left, right = normalise_window(options.window_size, options.causal)
     batch, seqlen_q, heads_q, head_dim = q.shape
     out = q.new_empty((batch, seqlen_q, heads_q, v.shape[3]))
     lse = q.new_empty((batch, heads_q, seqlen_q), dtype=torch.float32)
-    scale = head_dim**-0.5 if options.softmax_scale is None else options.softmax_scale
-    scalars = scale, options.softcap or None, left, right or None  # a right bound of 0 is compiled in
-    virtual.run(gpu, artifact or compiled(q, v, options, config), (q, k, v), (out, lse), scalars)
+    artifact = artifact or compiled(q, v, options, config, gpu.arch)
+    virtual.run(gpu, artifact, (q, k, v), (out, lse), scalars(options, head_dim))
     return out, lse

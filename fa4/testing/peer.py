@@ -1,0 +1,109 @@
+"""flash-attn-4 on the virtual GPU: a program, since importing flash-attn-4 changes the DSL's frontend for the whole process.
+
+    python -m fa4.testing.peer ARCH SCHEDULE SEED [SEED ...]
+
+Reads a ``Witness`` as JSON from each line of standard input, and prints an ``Answer`` for each and every seed of the schedule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, replace
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fa4.testing.check import compare_results, run_attention
+from fa4.testing.inputs import AttentionInputs, AttentionShape, make_inputs
+from fa4.testing.witness import MASKS, Answer, Witness, witness
+from fa4.vgpu import Gpu, attach, torch_cuda
+
+
+def main(arch: str, schedule: str, *seeds: str) -> None:
+    """Answer all requests."""
+    for line in sys.stdin:
+        case = witness(json.loads(line))
+        for seed in map(int, seeds):
+            options = {"schedule": schedule, "seed": seed, "resident": 16, "line_info": False}
+            with attach(arch, unwritten="nan", **cast(Any, options)) as gpu, torch_cuda():  # a tile has more rows than the tensor
+                print(json.dumps(asdict(_answer(gpu, case))), flush=True)
+
+
+def _answer(gpu: Gpu, case: Witness) -> Answer:
+    try:
+        results = _packed(case) if case.packed else _dense(case)
+        answer = replace(results, witness=case)
+    except Exception as error:  # whatever the peer's host code raises is its answer to this request
+        answer = Answer(case, failure=f"{type(error).__name__}: {error}")
+    report = gpu.report()
+    return replace(
+        answer,
+        kernels=tuple(launch.kernel for launch in gpu.reports),
+        instructions=report.instructions,
+        seconds=report.seconds,
+        paired=any("cta_group::2" in opcode for opcode in report.by_opcode if "mma" in opcode),
+    )
+
+
+def _interface(case: Witness) -> Any:
+    interface = import_module("flash_attn.cute.interface")
+    interface.utils._fa_disable_2cta_enabled = not case.pairs  # what FA_DISABLE_2CTA sets
+    return interface
+
+
+def _inputs(case: Witness, number: int) -> AttentionInputs:
+    lengths = case.lengths[number]
+    return make_inputs(AttentionShape(1, *lengths, *case.heads, *case.dims), torch.bfloat16, seed=case.seed + number)
+
+
+def _dense(case: Witness) -> Answer:
+    attention = _interface(case).flash_attn_func
+
+    def run(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = attention(q, k, v, return_lse=True, num_splits=case.splits, deterministic=case.deterministic, **options)[:2]
+        return out, lse
+
+    inputs = _inputs(case, 0)
+    options = MASKS[case.mask]
+    actual = run_attention(run, inputs, backward=case.backward, **options)
+    return Answer(case, tuple(compare_results(actual, inputs, **options)), digests=_digests(actual))
+
+
+def _packed(case: Witness) -> Answer:
+    """Sequences one after the other, each compared by itself."""
+    attention = _interface(case).flash_attn_varlen_func
+    inputs = [_inputs(case, i) for i in range(len(case.lengths))]
+    q, k, v, dout = (torch.cat([getattr(one, name)[0] for one in inputs]) for name in ("q", "k", "v", "dout"))
+    ends = [torch.tensor([0, *lengths]).cumsum(0) for lengths in zip(*case.lengths, strict=True)]
+    cu_q, cu_k = (x.to(torch.int32) for x in ends)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        longest = {f"max_seqlen_{name}": max(lengths) for name, lengths in zip("qk", zip(*case.lengths, strict=True), strict=True)}
+        options |= {"num_splits": case.splits, "deterministic": case.deterministic}
+        out, lse = attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, return_lse=True, **longest, **options)[:2]
+        return out, lse
+
+    options = MASKS[case.mask]
+    actual = run_attention(run, AttentionInputs(q, k, v, dout, dout), backward=case.backward, **options)
+    results = []
+    for i, one in enumerate(inputs):
+        rows, columns = (slice(int(end[i]), int(end[i + 1])) for end in ends)
+        mine = {name: x[columns if name in ("dk", "dv") else rows][None] for name, x in actual.items() if name != "lse"}
+        mine["lse"] = actual["lse"][None, :, rows]
+        results += compare_results(mine, one, **options)
+    return Answer(case, tuple(results), digests=_digests(actual))
+
+
+def _digests(results: dict[str, Tensor]) -> tuple[tuple[str, str], ...]:
+    """A hash of the bits of each result."""
+    return tuple(
+        (name, hashlib.sha256(x.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()) for name, x in results.items()
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

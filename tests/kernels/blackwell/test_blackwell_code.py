@@ -1,0 +1,164 @@
+"""What the compiler makes of the Blackwell forward: registers, memories, the instructions of a trip by role. Nothing is executed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from golden import assert_recorded
+from ptx_loops import loops
+
+from fa4.arch import get_arch
+from fa4.config import blackwell_columns, blackwell_forward_shared_memory, padded_head_dim, swizzle_columns
+from fa4.inspection.ptx import opcodes
+from fa4.kernels.blackwell.forward.kernel import BlackwellForward
+from fa4.problem import AttentionProblem
+from fa4.tuning import blackwell_forward_config
+
+pytestmark = pytest.mark.compile
+
+GOLDEN = Path(__file__).with_name("resources.json")
+MASKS = {"full": {}, "causal": {"causal": True}, "window": {"window": (True, True)}}
+
+
+def problem(head_dim, mask="full", dtype="bfloat16", head_dim_v=None, softcap=False):
+    return AttentionProblem("forward", dtype, head_dim, head_dim_v or head_dim, softcap=softcap, **MASKS[mask])
+
+
+# Those that tests/runtime runs by default, so that they are compiled once.
+DEFAULT = [
+    (problem(64, "causal"), "sm_100a"),
+    (problem(64, "window"), "sm_100a"),
+    (problem(64, "full", "float16"), "sm_100a"),
+    (problem(64, "full", "float16", softcap=True), "sm_100a"),
+    (problem(40, "causal"), "sm_100a"),
+    (problem(128, "causal"), "sm_100a"),
+    (problem(192, "causal", head_dim_v=128), "sm_100a"),
+]
+FULL = [
+    (problem(d, mask, dtype, head_dim_v=dv, softcap=softcap), "sm_100a")
+    for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128))
+    for mask, dtype, softcap in (
+        ("full", "bfloat16", False),
+        ("causal", "bfloat16", False),
+        ("causal", "float16", False),
+        ("window", "bfloat16", False),
+        ("window", "bfloat16", True),
+    )
+]
+FULL += [(problem(128, "causal"), "sm_103a")]
+CASES = [pytest.param(*case) for case in DEFAULT]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
+
+# What is counted, by how its opcodes begin.
+KINDS = {
+    "mma": "tcgen05.mma",
+    "commit": "tcgen05.commit",
+    "tmem load": "tcgen05.ld",
+    "tmem store": "tcgen05.st",
+    "tmem wait": "tcgen05.wait",
+    "ex2": "ex2.",
+    "packed": ("fma.rn.f32x2", "add.rn.f32x2", "mul.rn.f32x2"),
+    "cvt": "cvt.rn.",
+    "select": "selp.f32",
+    "barrier wait": "mbarrier.try_wait",
+    "barrier arrive": "mbarrier.arrive",
+    "fence": ("fence.", "tcgen05.fence"),
+    "tma load": "cp.async.bulk.tensor.4d.shared",
+    "tma store": "cp.async.bulk.tensor.4d.global",
+}
+
+
+def identifier(value):
+    if isinstance(value, str):
+        return value
+    name = BlackwellForward(value, blackwell_forward_config(value, get_arch("sm_100a"))).name
+    return name.removeprefix("fa4_blackwell_forward_").rpartition("_")[0]
+
+
+def count(body):
+    found = Counter()
+    for opcode in opcodes("\n".join(body)):
+        found.update(kind for kind, begins in KINDS.items() if opcode.startswith(begins))
+    return {kind: found[kind] for kind in KINDS if found[kind]}
+
+
+def role(counts):
+    """Whose loop it is: only one role does each of these."""
+    signs = {"mma": "mma", "load": "tma load", "softmax": "ex2", "correction": "tmem load"}
+    return next(name for name, kind in signs.items() if kind in counts)
+
+
+def trips(ptx):
+    """Instructions of a trip of each loop over key tiles, by role, in the order of the text; branches that a trip may skip count too."""
+    found = {"load": [], "mma": [], "softmax": [], "correction": []}
+    for body in loops(ptx, *(KINDS[kind] for kind in ("mma", "tma load", "tmem load"))):
+        counts = count(body)
+        found[role(counts)].append(counts)
+    return found
+
+
+def tmem_columns(ptx):
+    """Columns of tensor memory that the kernel allocates."""
+    ((before, register),) = re.findall(r"\A(.*)tcgen05\.alloc\.\S+\s+\[\S+\], (%\w+);", ptx, re.DOTALL)
+    return int(re.findall(rf"mov\.\w+\s+{re.escape(register)}, (\d+);", before)[-1])
+
+
+def facts(compiled):
+    """What resources.json records: [registers, stack, spill stores, spill loads, shared memory], columns, and trips that differ."""
+    by_role = {name: [t for i, t in enumerate(found) if t not in found[:i]] for name, found in trips(compiled.ptx).items()}
+    return {"resources": compiled.resources, "tmem": tmem_columns(compiled.ptx), **by_role}
+
+
+@pytest.mark.parametrize(("task", "arch"), CASES, ids=identifier)
+class TestCompiled:
+    def test_facts_are_the_recorded_ones(self, compile_ptx, task, arch):
+        compiled = compile_ptx(task, arch)
+        assert_recorded(GOLDEN, compiled, arch, facts(compiled))
+
+    def test_loops(self, compile_ptx, task, arch):
+        """One for each role, but for the softmax: with and without a mask, for each of the query tiles, which do the same."""
+        config = blackwell_forward_config(task, get_arch(arch))
+        found = trips(compile_ptx(task, arch).ptx)
+        assert {name: len(loops) for name, loops in found.items() if name != "softmax"} == {"load": 1, "mma": 1, "correction": 1}
+        each = 3 if task.window[0] else 2
+        assert len(found["softmax"]) == config.q_tiles * each
+        assert all(found["softmax"][i] == found["softmax"][i % each] for i in range(len(found["softmax"])))
+
+    def test_products_and_copies_per_trip(self, compile_ptx, task, arch):
+        config = blackwell_forward_config(task, get_arch(arch))
+        found = trips(compile_ptx(task, arch).ptx)
+        (mma,), (load,) = found["mma"], found["load"]
+        assert mma["mma"] == config.q_tiles * (padded_head_dim(task.head_dim) + config.tile_n) // 16
+        boxes = [padded_head_dim(d) // swizzle_columns(padded_head_dim(d)) for d in (task.head_dim, task.head_dim_v)]
+        assert load["tma load"] == sum(boxes)  # K and V
+
+    def test_nothing_spills(self, compile_ptx, task, arch):
+        compiled = compile_ptx(task, arch)
+        assert compiled.resources[1:4] == [0, 0, 0]
+        assert ".local" not in compiled.ptx
+
+    def test_memory_is_the_budget(self, compile_ptx, task, arch):
+        config = blackwell_forward_config(task, get_arch(arch))
+        compiled = compile_ptx(task, arch)
+        assert compiled.shared == blackwell_forward_shared_memory(config, task.head_dim, task.head_dim_v).size
+        assert blackwell_columns(config, task.head_dim_v).end <= tmem_columns(compiled.ptx) == 512
+
+    def test_name(self, compile_ptx, task, arch):
+        name = compile_ptx(task, arch).name
+        assert name == BlackwellForward(task, blackwell_forward_config(task, get_arch(arch))).name + "_0"
+        assert "cutlass" not in name
+
+
+def test_default_run_is_small():
+    assert len(DEFAULT) <= 12
+
+
+def test_loops_are_told_apart():
+    inner = ["$L_2:", "tcgen05.ld.sync x;", "@%p bra $L_2;"]
+    outer = ["$L_1:", "tcgen05.mma.x;", *inner, "bra.uni $L_1;"]
+    assert loops("\n".join(outer), "tcgen05.ld", "tcgen05.mma") == [inner]
+    assert loops("\n".join(outer), "ex2.") == []
+    assert trips("\n".join(inner))["correction"] == [{"tmem load": 1}]

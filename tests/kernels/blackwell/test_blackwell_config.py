@@ -1,0 +1,121 @@
+"""Configurations of the Blackwell forward: what they cost, which problem gets which, and what is refused. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fa4.arch import get_arch
+from fa4.config import (
+    TMEM_COLUMNS,
+    BlackwellForwardConfig,
+    blackwell_columns,
+    blackwell_forward_refusal,
+    blackwell_forward_shared_memory,
+    padded_head_dim,
+)
+from fa4.errors import ArgumentError, UnsupportedError
+from fa4.problem import AttentionProblem
+from fa4.tuning import blackwell_forward_config
+
+HEAD_DIMS = range(8, 257, 8)
+ARCHS = [get_arch("sm_100a"), get_arch("sm_103a")]
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+def test_every_head_dim_has_a_config_that_fits_or_is_refused(arch):
+    served = 0
+    for d, dv in itertools.product(HEAD_DIMS, HEAD_DIMS):
+        problem = AttentionProblem("forward", "bfloat16", d, dv)
+        if blackwell_forward_refusal(d, dv):
+            with pytest.raises(UnsupportedError, match="the Ampere kernel serves it"):
+                blackwell_forward_config(problem, arch)
+            continue
+        config = blackwell_forward_config(problem, arch)
+        assert blackwell_forward_shared_memory(config, d, dv).size <= int(arch.smem_per_block)
+        assert blackwell_columns(config, dv).end <= TMEM_COLUMNS
+        served += 1
+    assert served == 28 * 16  # D up to 224, Dv up to 128
+
+
+@given(d=st.sampled_from(HEAD_DIMS[:16]), data=st.data())
+def test_what_decides(d, data):
+    """Tiles and memory: the head dims alone. Order, registers and emulation: also whether there is a mask. Dtype and softcap: nothing."""
+    flag = st.booleans()
+    causal, window = data.draw(flag), (data.draw(flag), data.draw(flag))
+    problem = AttentionProblem("forward", data.draw(st.sampled_from(["float16", "bfloat16"])), d, d, causal, window, data.draw(flag))
+    found = blackwell_forward_config(problem, ARCHS[0])
+    masked = causal or any(window)
+    assert found == blackwell_forward_config(AttentionProblem("forward", "float16", d, d, causal=masked), ARCHS[0])
+    plain = blackwell_forward_config(AttentionProblem("forward", "float16", d, d), ARCHS[0])
+    assert (found.stages, found.q_tiles, found.tile_n, found.o_over_q) == (plain.stages, plain.q_tiles, plain.tile_n, plain.o_over_q)
+    assert found.order == ("lpt" if masked else "persistent")
+
+
+@given(q_tiles=st.sampled_from([1, 2]), dv=st.sampled_from(HEAD_DIMS[:16]))
+def test_columns_lie_side_by_side(q_tiles, dv):
+    config = BlackwellForwardConfig(stages=2, q_tiles=q_tiles)
+    columns = blackwell_columns(config, dv)
+    pieces = [(start, config.tile_n) for start in columns.S] + [(start, padded_head_dim(dv)) for start in columns.O]
+    at = 0
+    for start, size in sorted(pieces):
+        assert start == at
+        at += size
+    assert columns.end == at
+
+
+def test_columns_show_their_arithmetic():
+    columns = blackwell_columns(BlackwellForwardConfig(stages=3), 72)
+    assert (columns.S, columns.O, columns.end) == ((0, 128), (256, 336), 416)
+    assert columns.arithmetic == "2 x (S 128 + O 80) = 416 columns of tensor memory"
+
+
+def test_budget_shows_its_arithmetic():
+    need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=3), 72, 40)
+    assert need.size == 3072 + 2 * (256 * 80 + 3 * 128 * 80 + 256 * 48)
+    assert need.arithmetic == "3072 + (Q 256 x 80 + 3 stages x 128 x 80 + O 256 x 48) x 2 = 130048 bytes"
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (64, 128), (128, 128)], ids=str)
+def test_o_over_q_saves_the_smaller_of_the_two(dims):
+    d, dv = dims
+    apart, over = (blackwell_forward_shared_memory(BlackwellForwardConfig(stages=2, o_over_q=flag), d, dv).size for flag in (False, True))
+    assert apart - over == 2 * 256 * min(d, dv)
+
+
+@pytest.mark.parametrize(
+    ("dims", "reason"),
+    [
+        ((256, 256), r"head_dim_v 256 needs 2 x \(S 128 \+ O 256\) = 768 columns of tensor memory, which has 512"),
+        ((64, 136), r"head_dim_v 136 needs 2 x \(S 128 \+ O 144\) = 544 columns"),
+        ((232, 128), r"head_dim 232 needs .* bytes of shared memory, of 232448"),
+    ],
+    ids=str,
+)
+def test_refusals_show_their_arithmetic(dims, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        blackwell_forward_config(AttentionProblem("forward", "bfloat16", *dims), ARCHS[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "argument", "rule"),
+    [
+        ({"stages": 1}, "stages", "K and V of a tile are in the ring at once"),
+        ({"q_tiles": 3}, "q_tiles", "tensor memory holds S and O of at most two tiles"),
+        ({"q_tiles": 0}, "q_tiles", "use 1 or 2"),
+        ({"tile_n": 64}, "tile_n", "use 128"),
+        ({"registers": (200, 80, 48)}, "registers", r"128 x \(2 x 200 \+ 80 \+ 48\) = 67584 of 65536"),
+        ({"registers": (190, 80, 48)}, "registers", "each a multiple of 8 from 24 to 256"),
+        ({"registers": (192, 80, 16)}, "registers", "each a multiple of 8 from 24 to 256"),
+        ({"rescale_threshold": -1.0}, "rescale_threshold", "use 0 to 8"),
+        ({"rescale_threshold": 8.5}, "rescale_threshold", "P must stay small in 16 bits"),
+    ],
+    ids=str,
+)
+def test_what_the_hardware_cannot_do_is_refused(fields, argument, rule):
+    with pytest.raises(ArgumentError, match=rule) as caught:
+        BlackwellForwardConfig(**{"stages": 3, **fields})
+    assert caught.value.argument == argument
