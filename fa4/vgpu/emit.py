@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fa4.vgpu import isa
 from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
-from fa4.vgpu.hazards import SITE_NAMES, Sites
+from fa4.vgpu.hazards import SITE_NAMES, Sites, register_bit
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
 from fa4.vgpu.warpgroup import Multiplications
@@ -249,13 +249,16 @@ class Emitter:
         """Whoever reads what a tcgen05.ld brings waits for it."""
         if self.sites is None:
             return
-        if op.name == "tcgen05" and op.mods[0] == "ld":
-            self.used.difference_update(op.written())
-        read = self.sites.loads.intersection(op.read()) - self.used
-        if read:
-            self.used |= read
-            rows = self.fixed(sum(1 << row for row in {r.index for r in read}))
+        written = self.sites.loads.intersection(op.written())
+        read = self.sites.loads.intersection(op.read())
+        if op.name == "mov" and read:
+            rows, to = (self.fixed(sum(register_bit(r) for r in registers)) for registers in (read, written))
+            self.line(f"if g.cta.hazards.loading: g.cta.hazards.load_moved(g, {rows}, {to})")
+        elif read - self.used:
+            rows = self.fixed(sum(register_bit(r) for r in read - self.used))
             self.line(f"if g.cta.hazards.loading: g.cta.hazards.loaded(g, {rows})")
+            self.used |= read
+        self.used -= written
 
     # Results
 

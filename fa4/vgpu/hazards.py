@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fa4.vgpu.descriptor import Operand
     from fa4.vgpu.engine import Issuer
     from fa4.vgpu.mbarrier import Mbarrier
-    from fa4.vgpu.program import Kernel, Op
+    from fa4.vgpu.program import Kernel, Op, Register
     from fa4.vgpu.state import Cta, Gang
 
 Array = npt.NDArray[Any]
@@ -70,7 +70,7 @@ class Sites:
         """Instructions at a named barrier together with others."""
         self.shift = grain(kernel).bit_length() - 1
         loads = [op for block in kernel.blocks for op in block.ops if op.name == "tcgen05" and op.mods[0] == "ld"]
-        self.loads = frozenset(r for op in loads for r in op.written())
+        self.loads = _copies(kernel, {r for op in loads for r in op.written()})
 
     def number(self, op: Op) -> int:
         """The number of an instruction; all beyond the last one share it."""
@@ -408,7 +408,8 @@ class Hazards:
 
     def tensor_loaded(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], rows: Any) -> None:
         """Warps of a gang load (first, count) columns of their quadrants into registers, until they wait or read those."""
-        bits = ((1 << rows.stop - rows.start) - 1) << rows.start if isinstance(rows, slice) else sum(1 << int(r) for r in rows)
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        bits = _bits(tuple(numbers))
         for i, stream, top in self._tensor_moved(g, lanes, lane, columns, False):
             self.loading.setdefault(self.warp(g.cta, g.first + i), []).append((bits, top))
             self.clocks.advance(stream)
@@ -445,6 +446,14 @@ class Hazards:
                 self.clocks.advance(stream)
                 if not write:
                     self.loading.pop(agent, None)
+
+    def load_moved(self, g: Gang, rows: int, to: int) -> None:
+        """Registers are copied, which does not read what a load brings."""
+        for i in range(g.warps):
+            found = self.loading.get(self.warp(g.cta, g.first + i), [])
+            for n, (bits, top) in enumerate(found):
+                if bits & rows:
+                    found[n] = bits | to, top
 
     def loaded(self, g: Gang, rows: int) -> None:
         """Registers are read, by the bits of ``rows``: the loads that bring them, and earlier ones, are done then.
@@ -487,6 +496,25 @@ class Hazards:
             start = quadrant * TENSOR_COLUMNS + columns[0]
             self.apply(self.tensor_of(cta), slice(start, start + columns[1]), who, True, f"tensor memory of CTA {cta.id}, given back here,")
         self.freed = joined(self.freed, self.clocks.release(agent))
+
+
+def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
+    """Registers, and all that they are moved to."""
+    moves = [op for block in kernel.blocks for op in block.ops if op.name == "mov"]
+    while more := {r for op in moves if not registers.isdisjoint(op.read()) for r in op.written()} - registers:
+        registers |= more
+    return frozenset(registers)
+
+
+def register_bit(register: Register) -> int:
+    """The bit of a register in the masks of registers that tcgen05.ld brings."""
+    return 1 << 2 * register.index + (register.bits == 64)
+
+
+@lru_cache(maxsize=4096)
+def _bits(rows: tuple[int, ...]) -> int:
+    """Bits of registers of 32 bits."""
+    return sum(1 << 2 * row for row in rows)
 
 
 def _tensor_cell(cell: int) -> str:
