@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fa4.vgpu import descriptor
 from fa4.vgpu.clocks import SITES, Clocks, Conflict, Shadow, joined
 from fa4.vgpu.errors import DataRaceError, ProxyFenceError
+from fa4.vgpu.global_hazards import Foreign
 from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ SITE_NAMES = frozenset(
 )
 """First words of instructions that touch memory or synchronise."""
 
+_SPACES = frozenset(("shared", "shared::cta", "shared::cluster", "global", "param", "local", "const"))
 _STRONG = frozenset(("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"))
 
 
@@ -63,12 +65,13 @@ class Sites:
     def __init__(self, kernel: Kernel) -> None:
         self.ops: list[Op | None] = [None]
         self.strong = [False]
+        self.mods: list[tuple[str, ...]] = [()]
         self.numbers: dict[int, int] = {}
         self.effective: set[int] = set()
         """Instructions that ordered something new."""
         self.mixed: set[int] = set()
         """Instructions at a named barrier together with others."""
-        self.shift = grain(kernel).bit_length() - 1
+        self.shift, self.global_shift = (grain(kernel, space).bit_length() - 1 for space in ("shared", "global"))
         loads = [op for block in kernel.blocks for op in block.ops if op.name == "tcgen05" and op.mods[0] == "ld"]
         self.loads = _copies(kernel, {r for op in loads for r in op.written()})
 
@@ -79,16 +82,17 @@ class Sites:
             found = self.numbers[id(op)] = min(len(self.ops), SITES - 1)
             if found == len(self.ops):
                 self.ops.append(op if found < SITES - 1 else None)
+                self.mods.append(op.mods)
                 self.strong.append(op.name in ("atom", "red") or not _STRONG.isdisjoint(op.mods))
         return found
 
 
-def grain(kernel: Kernel) -> int:
-    """Bytes of a cell of shared memory: 4, or less where loads or stores are narrower, since neighbours are then no conflict."""
+def grain(kernel: Kernel, space: str) -> int:
+    """Bytes of a cell of shared or global memory: 4, or less where loads or stores are narrower, since neighbours are then no conflict."""
     sizes = [4]
     for block in kernel.blocks:
         for op in block.ops:
-            if op.name in ("ld", "st", "atom", "red") and not {"global", "param", "local", "const"} & set(op.mods):
+            if op.name in ("ld", "st", "atom", "red") and not any(m in _SPACES and not m.startswith(space) for m in op.mods):
                 sizes += [int(m[1:]) // 8 for m in op.mods if m[0] in "busf" and m[1:] in ("8", "16")]
     return min(sizes)
 
@@ -117,6 +121,7 @@ class Hazards:
         self.wrote: set[int] = set()  # warps, since their last proxy fence
         self.fresh: dict[int, list[Mbarrier]] = {}  # that warps made since their last fence
         self.loading: dict[int, list[tuple[int, int]]] = {}
+        self.foreign = Foreign(self, launch.order)
         self.lanes = np.repeat(np.arange(self.warps), 32)
 
     # Agents
@@ -231,6 +236,7 @@ class Hazards:
                         self.wrote.discard(agent)
                     self.clocks.fence(agent)
                 elif kind == "release":
+                    self.foreign.fence(agent)
                     self.fenced[agent] = self.clocks.release(agent)
                     self.sites.effective.add(g.site)  # whether anything needs it is not traced
 

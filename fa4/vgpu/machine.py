@@ -17,6 +17,7 @@ from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.hazards import Sites
 from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
 from fa4.vgpu.program import Kernel, Program
@@ -86,6 +87,7 @@ class Launch:
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
     blank: int = UNWRITTEN
     checks: str = "basic"
+    order: GlobalOrder = field(default_factory=GlobalOrder)
 
     @property
     def kernel(self) -> Kernel:

@@ -257,7 +257,11 @@ class Gang:
                 self.cta.hazards.access(self, self.cta, own, np.dtype(dtype).itemsize * vector, mask, False)
             return value
         if space == "global":
-            return self.memory.load(spread(address, self.n), dtype, vector, mask)
+            everywhere = spread(address, self.n)
+            value = self.memory.load(everywhere, dtype, vector, mask)
+            if self.cta.hazards is not None:
+                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, False)
+            return value
         if space in ("param", "const"):
             return self.cta.launch.constants[space].load(address, dtype, vector, mask)
         if space == "local":
@@ -290,7 +294,10 @@ class Gang:
                 if self.cta.hazards is not None:
                     self.cta.hazards.access(self, cta, offset, np.dtype(dtype).itemsize * vector, lanes, True)
         elif space == "global":
-            self.memory.store(spread(address, self.n), dtype_value, dtype, vector, mask)
+            everywhere = spread(address, self.n)
+            if self.cta.hazards is not None:
+                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, True)
+            self.memory.store(everywhere, dtype_value, dtype, vector, mask)
         elif space == "local":
             size = np.dtype(dtype).itemsize * vector
             self.cta.local.block.store(self.cta.local.flat(address, size, self.threads, mask), dtype_value, dtype, vector, mask)

@@ -226,3 +226,71 @@ def test_a_relaxed_cluster_barrier_orders_no_memory(schedule, seed):
     outcome(body.replace("@HOW", ".release"), schedule, seed, **options)
     with pytest.raises(DataRaceError, match="the write by warp 0 of CTA"):
         outcome(body.replace("@HOW", ".relaxed"), schedule, seed, **options)
+
+
+SEMAPHORE = """
+mov.u32 %r5, %ctaid.x;
+setp.ne.u32 %p1, %r5, 0;
+setp.ne.u32 %p2, %r0, 0;
+@%p1 bra SECOND;
+st.global.u32 [%d11], %r0;
+bar.sync 0;
+@%p2 bra END;
+@BEFORE
+@RELEASE
+bra END;
+SECOND:
+@%p2 bra WAITED;
+AGAIN:
+@ACQUIRE
+setp.ne.u32 %p3, %r4, 1;
+@%p3 bra AGAIN;
+@AFTER
+WAITED:
+bar.sync 0;
+ld.global.u32 %r6, [%d11];
+add.u64 %d3, %d2, %d10;
+st.global.u32 [%d3], %r6;
+END:
+"""
+RELEASE, ACQUIRE = "red.release.gpu.global.add.u32 [%d1], 1;", "ld.acquire.gpu.global.u32 %r4, [%d1];"
+RELAXED = "red.relaxed.gpu.global.add.u32 [%d1], 1;", "ld.relaxed.gpu.global.u32 %r4, [%d1];"
+ORDERED = [(RELEASE, ACQUIRE, "", ""), (*RELAXED, "fence.acq_rel.gpu;", "fence.acq_rel.gpu;"), (RELEASE, RELAXED[1], "", "membar.gl;")]
+UNORDERED = {
+    "no release": (RELAXED[0], ACQUIRE, "", ""),
+    "no acquire": (RELEASE, RELAXED[1], "", ""),
+    "release in the CTA only": (RELEASE.replace("gpu", "cta"), ACQUIRE, "", ""),
+    "acquire in the cluster only": (RELEASE, ACQUIRE.replace("gpu", "cluster"), "", ""),
+    "no fence before": (*RELAXED, "", "fence.acq_rel.gpu;"),
+    "no fence behind": (*RELAXED, "fence.acq_rel.gpu;", ""),
+    "a weak store": ("st.global.u32 [%d1], 1;", ACQUIRE, "", ""),
+}
+
+
+def semaphore(release, acquire, before, after):
+    body = SEMAPHORE.replace("@RELEASE", release).replace("@ACQUIRE", acquire).replace("@BEFORE", before).replace("@AFTER", after)
+    return body.replace("[%d1]", "[%d4]").replace("mov.u32 %r5", "add.u64 %d4, %d1, 0;\nmov.u32 %r5", 1)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("how", ORDERED)
+def test_a_semaphore_orders_global_memory(how, schedule, seed):
+    _, _, c = outcome(semaphore(*how), schedule, seed, grid=2)
+    assert (c[:64] == np.arange(64)).all()
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+@pytest.mark.parametrize("how", UNORDERED.values(), ids=UNORDERED)
+def test_a_semaphore_without_its_order(how, schedule, seed):
+    with pytest.raises(DataRaceError, match=r"buffer '[ab]' at offset .* is (read|written), but nothing orders this behind the"):
+        outcome(semaphore(*how), schedule, seed, grid=2)
+
+
+def test_ctas_race_in_global_memory():
+    body = "st.global.u32 [%d0], %r0;"
+    with pytest.raises(DataRaceError):
+        outcome(body, "round_robin", 0)
+    outcome("red.global.add.u32 [%d0], 1;", "round_robin", 0, grid=3)
+    outcome("mov.u32 %r5, %ctaid.x;\nmad.wide.u32 %d3, %r5, 256, %d11;\nst.global.u32 [%d3], %r0;", "round_robin", 0, grid=8)
+    with pytest.raises(DataRaceError, match=r"the write by a warp of cluster \d"):
+        outcome("setp.lt.u32 %p1, %r0, 32;\n@%p1 st.global.u32 [%d11], %r0;", "round_robin", 0, grid=8)
