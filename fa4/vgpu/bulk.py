@@ -44,7 +44,10 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
 
     def run() -> None:
         cta.shared.finish(offset, fetch())
-        clock = None if hazards is None or ticket is None else hazards.bytes_moved(ticket, cta, where, write=True)
+        clock = None
+        if hazards is not None and ticket is not None:
+            clock = hazards.bytes_moved(ticket, cta, where, write=True)
+            hazards.told(mbarrier, ticket.agent, clock)
         signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer, clock)
 
     signal[0].engine(name, ordered=False).push(run, issuer)

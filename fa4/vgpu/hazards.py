@@ -265,7 +265,7 @@ class Hazards:
         self.fresh.setdefault(agent, []).append(mbarrier)
 
     def use_mbarrier(self, mbarrier: Mbarrier, agent: int, site: int) -> None:
-        """A warp uses one, which must have been initialised before.
+        """A warp uses one, which must have been initialised before; site 0: by an operation that it issues.
 
         Raises:
             FaultError: nothing orders that.
@@ -273,8 +273,12 @@ class Hazards:
         made = mbarrier.made
         if made is not None and made.stamp > self.clocks.known[agent, 0, made.agent]:
             raise self.race(f"{mbarrier}", False, made)
-        if agent // self.warp_count != mbarrier.cta.rank:
+        if site and agent // self.warp_count != mbarrier.cta.rank:
             self.touch(mbarrier.cta, agent, self.clocks.base(agent) + site)
+
+    def told(self, mbarrier: Mbarrier, agent: int, clock: Array) -> None:
+        """An asynchronous operation tells an mbarrier that it is done."""
+        self.touch(mbarrier.cta, agent, int(clock[0, agent]))
 
     def waited(self, mbarrier: Mbarrier, cta: Cta, warp: int, site: int) -> None:
         """A warp found a phase complete, and comes behind all that arrived."""
@@ -345,7 +349,7 @@ class Hazards:
             FaultError: nothing orders it behind the initialisation of the mbarrier.
         """
         ticket = self.ticket(issuer, mbarrier.cta, name)
-        self.use_mbarrier(mbarrier, self.warp(issuer.cta, issuer.warp), ticket.site)
+        self.use_mbarrier(mbarrier, self.warp(issuer.cta, issuer.warp), 0)
         if not mbarrier.visible and mbarrier.made is not None:
             message = (
                 f"an asynchronous operation signals {mbarrier}: no fence.mbarrier_init or fence.proxy.async follows its initialisation"

@@ -260,7 +260,7 @@ class Gang:
             everywhere = spread(address, self.n)
             value = self.memory.load(everywhere, dtype, vector, mask)
             if self.cta.hazards is not None:
-                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, False)
+                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, None)
             return value
         if space in ("param", "const"):
             return self.cta.launch.constants[space].load(address, dtype, vector, mask)
@@ -296,7 +296,7 @@ class Gang:
         elif space == "global":
             everywhere = spread(address, self.n)
             if self.cta.hazards is not None:
-                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, True)
+                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, dtype_value)
             self.memory.store(everywhere, dtype_value, dtype, vector, mask)
         elif space == "local":
             size = np.dtype(dtype).itemsize * vector

@@ -278,7 +278,10 @@ def _arrive(ctas: Any, ranks: list[int], offset: int, who: Issuer) -> None:
     hazards = who.cta.hazards
     clock = None if hazards is None else hazards.clocks.release(hazards.stream(who.cta, PIPE))
     for rank in ranks:
-        ctas[rank].mbarriers.at(offset).arrive(1, who, clock)
+        mbarrier = ctas[rank].mbarriers.at(offset)
+        if hazards is not None and clock is not None:
+            hazards.told(mbarrier, hazards.stream(who.cta, PIPE), clock)
+        mbarrier.arrive(1, who, clock)
 
 
 @ending(
