@@ -46,7 +46,9 @@ def test_a_warp_that_spins_does_not_starve_the_one_it_waits_for():
     """
     for schedule in ("round_robin", "random", "priority"):
         for seed in range(3):
-            assert (run(body, threads=64, gpu=Gpu(schedule=schedule, seed=seed))[1][:64] == 1).all()
+            gpu = Gpu(schedule=schedule, seed=seed)
+            assert (run(body, threads=64, gpu=gpu)[1][:64] == 1).all()
+            assert gpu.report().instructions < 500, "a warp that polls global memory gets another priority"
 
 
 def test_report():

@@ -353,3 +353,18 @@ def test_a_cta_must_not_end_before_its_multiplications():
         execute(lines, memories, 64)
     assert caught.value.place.ptx_text == step(0)
     assert np.array_equal(execute(lines + finish(64), memories, 64)[0].view(np.float32), exact)
+
+
+def test_no_bit_depends_on_what_is_carried_out_together():
+    """Values whose sum depends on the order: three instructions in the queue together ("late"), and each at its issue."""
+    rng = np.random.default_rng(7)
+    A, B = (rng.standard_normal((rows, 16)).astype(TYPES["bf16"]) for rows in (128, 64))
+    memories, (first, second) = place_operands(A, B, "bf16", "bf16", 1, (0, 0), 128)
+    idesc = instruction_descriptor(128, 64, "bf16", "bf16", "f32")
+    body = only_thread_0([*(multiply(first, second, idesc, int(i > 0)) for i in range(3)), commit()]) + finish(64)
+    late, early = (execute(body, memories, 64, delay=delay)[0].view(np.float32) for delay in ("late", "early"))
+    assert np.array_equal(late, early)
+    left, right = (np.tile(x.astype(np.float32), (1, 3)) for x in (A, B))
+    longer = left @ right.T
+    assert np.allclose(late, longer, atol=1e-4)
+    assert not np.array_equal(late, longer), "one sum over all of K has other bits"

@@ -208,3 +208,28 @@ def test_forms_that_do_not_exist():
         text = f"wgmma.mma_async.sync.aligned.{shape}.{types} {registers(20, 32)}, %d1, %d1{tail};"
         with pytest.raises(UnsupportedInstructionError, match=shape):
             run(text, threads=128, gpu=Gpu("sm_90a"))
+
+
+def test_no_bit_depends_on_what_is_carried_out_together():
+    """Values whose sum depends on the order: three instructions in one group, and each in its own, waited for."""
+    rng = np.random.default_rng(7)
+    A, B = (rng.standard_normal((64, 16)).astype(TYPES["bf16"]) for _ in range(2))
+    memory = np.zeros(SHARED, np.uint8)
+    descriptors = []
+    for values, name, at in ((A, "A", A_AT), (B, "B", B_AT)):
+        operand = Operand(name, 64, 16, 2, False)
+        descriptors.append(layout(at, operand, 128))
+        place(memory, descriptors[-1], operand, values)
+    first, second = (d.encode(False) for d in descriptors)
+    opcode = "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"
+    done = "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
+    steps = [f"{opcode} {registers(20, 32)}, {first}, {second}, {int(i > 0)}, 1, 1, 0, 0;" for i in range(3)]
+    together, apart = (
+        execute("\n".join(["wgmma.fence.sync.aligned;", *lines, dump(20, 32)]), memory, 128 * 32).reshape(128, 32).view(np.float32)
+        for lines in ([*steps, done], [line for step in steps for line in (step, done)])
+    )
+    assert np.array_equal(together, apart)
+    left, right = (np.tile(x.astype(np.float32), (1, 3)) for x in (A, B))
+    longer = (left @ right.T)[rows_columns(64)]
+    assert np.allclose(together, longer, atol=1e-4)
+    assert not np.array_equal(together, longer), "one sum over all of K has other bits"

@@ -125,7 +125,8 @@ def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
     Order: both tiles are on their way before the first is waited for.
     """
     each_tile(c, leave, Int32(0), atom, mO)
-    cute.arch.cp_async_bulk_wait_group(0, read=False)
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
 @cute.jit
@@ -137,10 +138,12 @@ def leave(c: Context, work: Work, used: Int32, atom: cute.CopyAtom, mO: cute.Ten
     if work.count > 0:
         for stage in cutlass.range_constexpr(count):
             c.barriers.o_ready.wait(stage, used & 1)
-            cute.copy(atom, source[None, stage], to[None, work.first_row // rows + stage])
-            cute.arch.cp_async_bulk_commit_group()
+            with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
+                cute.copy(atom, source[None, stage], to[None, work.first_row // rows + stage])
+                cute.arch.cp_async_bulk_commit_group()
         for stage in cutlass.range_constexpr(count):
-            cute.arch.cp_async_bulk_wait_group(count - 1 - stage, read=True)
+            with cute.arch.elect_one():
+                cute.arch.cp_async_bulk_wait_group(count - 1 - stage, read=True)
             c.barriers.o_empty.arrive(stage)
             if const_expr(c.config.o_over_q):
                 c.barriers.q_empty.arrive(stage)

@@ -134,7 +134,8 @@ class BlackwellForward:
             softmax.run(c, mLSE, 0, thread)
         elif warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, mLSE, 1, thread)
+            if const_expr(config.q_tiles > 1):
+                softmax.run(c, mLSE, 1, thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
             correction.run(c, mO, thread)
