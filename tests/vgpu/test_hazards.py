@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from ptx_text import run
 
+import fa4
+from fa4.testing import AttentionShape, make_inputs
 from fa4.vgpu import Gpu, PendingCopyError, VgpuError
 from fa4.vgpu.errors import DataRaceError, LaunchError, ProxyFenceError
 
@@ -292,5 +295,29 @@ def test_ctas_race_in_global_memory():
         outcome(body, "round_robin", 0)
     outcome("red.global.add.u32 [%d0], 1;", "round_robin", 0, grid=3)
     outcome("mov.u32 %r5, %ctaid.x;\nmad.wide.u32 %d3, %r5, 256, %d11;\nst.global.u32 [%d3], %r0;", "round_robin", 0, grid=8)
+    same = "setp.lt.u32 %p1, %r0, 32;\nmov.u32 %r5, 1;\n@%p1 st.global.u32 [%d11], %r5;"
+    outcome(same, "round_robin", 0, grid=8)  # flash-attn-4 makes such writes
     with pytest.raises(DataRaceError, match=r"the write by a warp of cluster \d"):
-        outcome("setp.lt.u32 %p1, %r0, 32;\n@%p1 st.global.u32 [%d11], %r0;", "round_robin", 0, grid=8)
+        outcome(same.replace("%r5, 1", "%r5, %ctaid.x"), "round_robin", 0, grid=8)
+    with pytest.raises(DataRaceError):
+        run(same, gpu=Gpu(checks="isa"), threads=64, grid=8)
+
+
+def no_hazards(arch, seeds, checks="isa"):
+    inputs = make_inputs(AttentionShape(1, 200, 300, 1, 1, 64), torch.bfloat16)
+    for schedule, seed in [("round_robin", 0), *(("priority", seed) for seed in seeds)]:
+        with fa4.settings(vgpu_schedule=schedule, vgpu_seed=seed, vgpu_checks=checks):
+            fa4.attention(inputs.q, inputs.k, inputs.v, causal=bool(seed % 2), backend="vgpu", arch=arch)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_the_forward_kernels_have_no_hazards(arch):
+    no_hazards(arch, range(2))
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_the_forward_kernels_have_no_hazards_in_many_schedules(arch):
+    no_hazards(arch, range(2, 20))
