@@ -24,6 +24,7 @@ _CHOICES = {
     "cache": (True, False),
     "vgpu_schedule": ("round_robin", "random", "priority"),
     "vgpu_delay": ("late", "early"),
+    "vgpu_checks": ("basic", "hazards", "isa"),
 }
 _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
@@ -35,7 +36,8 @@ class Settings:
     ``cpu_path``: "auto" uses torch's own CPU attention where a request fits it; "tiled" never does (to tell the two apart).
     ``cache``: keep compiled kernels on disk. ``cache_dir``: the folder for them, None for the user's cache folder. ``cache_size``: its
     bound in MiB. ``vgpu_seed``: of every random choice of the virtual GPU; ``vgpu_schedule``: the order in which it runs warps, see
-    ``fa4.vgpu.scheduler``; ``vgpu_delay``: when its asynchronous copies read their source, see ``fa4.vgpu.Gpu``.
+    ``fa4.vgpu.scheduler``; ``vgpu_delay``: when its asynchronous copies read their source, ``vgpu_checks``: how strict it
+    is, see ``fa4.vgpu.Gpu``.
     """
 
     cpu_path: str = "auto"
@@ -45,6 +47,7 @@ class Settings:
     vgpu_seed: int = 0
     vgpu_schedule: Literal["round_robin", "random", "priority"] = "round_robin"
     vgpu_delay: Literal["late", "early"] = "late"
+    vgpu_checks: Literal["basic", "hazards", "isa"] = "hazards"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -22,7 +22,7 @@ from fa4.runtime.tensors import HostTensor, extent, on_host
 from fa4.runtime.virtual import Region, launch, region, registered
 from fa4.vgpu.driver import LaunchRequest
 from fa4.vgpu.errors import LaunchError
-from fa4.vgpu.machine import Gpu
+from fa4.vgpu.machine import Checks, Gpu
 from fa4.vgpu.program import Program
 from fa4.vgpu.scheduler import Schedule
 
@@ -110,6 +110,7 @@ def attach(
     seed: int | None = None,
     schedule: Schedule | None = None,
     delay: Literal["late", "early"] | None = None,
+    checks: Checks | None = None,
     line_info: bool = True,
     **options: Any,
 ) -> Iterator[AttachedGpu]:
@@ -124,8 +125,9 @@ def attach(
         seed: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_seed``.
         schedule: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_schedule``.
         delay: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_delay``.
+        checks: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_checks``.
         line_info: compile with a line table, so that errors and reports name source lines. Tracing takes about twice as long.
-        options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``, ``observer``.
+        options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``.
 
     Raises:
         LaunchError: an argument that ``Gpu`` refuses, a block inside another, a function compiled for an architecture that this one
@@ -138,6 +140,7 @@ def attach(
         seed=settings.vgpu_seed if seed is None else seed,
         schedule=schedule or settings.vgpu_schedule,
         delay=delay or settings.vgpu_delay,
+        checks=checks or settings.vgpu_checks,
         **options,
     )
     with dsl.hooked(gpu, line_info):

@@ -29,9 +29,10 @@ _STREAM = 0
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed, the schedule and the delay that the settings say."""
+    """A virtual GPU with the seed, the schedule, the delay and the checks that the settings say."""
     settings = _settings.current()
-    return Gpu(arch, seed=settings.vgpu_seed, schedule=settings.vgpu_schedule, delay=settings.vgpu_delay)
+    how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
+    return Gpu(arch, seed=settings.vgpu_seed, **how)
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:

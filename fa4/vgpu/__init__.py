@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fa4.vgpu.errors import (
     BarrierError,
+    DataRaceError,
     DeadlockError,
     DivergenceError,
     LaunchError,
@@ -27,6 +28,7 @@ from fa4.vgpu.errors import (
     PendingCopyError,
     PendingMultiplyError,
     Place,
+    ProxyFenceError,
     PtxSyntaxError,
     TensorMapError,
     TensorMemoryError,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BarrierError",
+    "DataRaceError",
     "DeadlockError",
     "DivergenceError",
     "Gpu",
@@ -58,6 +61,7 @@ __all__ = [
     "PendingMultiplyError",
     "Place",
     "Program",
+    "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
     "TensorMapError",

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.clocks import joined
 from fa4.vgpu.errors import MisalignedError
-from fa4.vgpu.memory import PENDING, WRITTEN, Block, FaultError, GlobalMemory
+from fa4.vgpu.memory import PENDING, WRITTEN, FaultError
+
+if TYPE_CHECKING:
+    from fa4.vgpu.state import Cta, Gang
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +33,8 @@ class _Copy:
     size: int
     todo: Array
     data: Array | None = None
+    issued: Array | None = None  # clocks of the warps at the issue, see ``fa4.vgpu.hazards``
+    site: int = 0
 
 
 @dataclass(eq=False)
@@ -43,13 +49,15 @@ class _Group:
 class Copies:
     """All copies of a CTA on their way."""
 
-    def __init__(self, threads: int, shared: Block, memory: GlobalMemory, early: bool) -> None:
-        self.shared, self.memory, self.early = shared, memory, early
-        self.committed = np.zeros(threads, np.int64)
+    def __init__(self, cta: Cta) -> None:
+        self.cta, self.shared, self.hazards = cta, cta.shared, cta.hazards
+        self.memory, self.early = cta.launch.memory, cta.launch.early
+        self.committed = np.zeros(32 * cta.warp_count, np.int64)
         self.groups: list[_Group] = []
 
-    def start(self, first: int, addresses: tuple[Array, Array], size: int, valid: Array, mask: Array) -> None:
-        """Begin a copy for the threads from ``first`` on; bytes from ``valid`` to ``size`` become zero."""
+    def start(self, gang: Gang, addresses: tuple[Array, Array], size: int, valid: Array, mask: Array) -> None:
+        """Begin a copy for the threads of a gang; bytes from ``valid`` to ``size`` become zero."""
+        first = 32 * gang.first
         to, source = addresses
         chosen = to[mask]
         if not chosen.size:
@@ -79,6 +87,8 @@ class Copies:
         if self.early:
             copy.data = np.zeros((len(mask), size), np.uint8)
             copy.data[mask] = self.read(copy, mask)
+        if self.hazards is not None:
+            copy.issued, copy.site = self.hazards.issued(gang), gang.site
         last.copies.append(copy)
 
     def check_source(self, source: Array, valid: Array, size: int, mask: Array) -> None:
@@ -103,7 +113,7 @@ class Copies:
                 number[open_] = self.committed[first + there.start : first + there.stop][open_]
         self.committed[first:last] += mask
 
-    def wait(self, first: int, keep: int | None, mask: Array) -> None:
+    def wait(self, first: int, keep: int | None, mask: Array, site: int = 0) -> None:
         """Complete all groups but the ``keep`` newest of each thread; None: everything, committed or not."""
         last = first + len(mask)
         for group in list(self.groups):
@@ -119,7 +129,9 @@ class Copies:
             lanes = np.zeros(len(group.number), bool)
             lanes[here] = done
             for copy in group.copies:
-                self.complete(copy, lanes)
+                clock = self.complete(group.first, copy, lanes)
+                if clock is not None and self.hazards is not None:
+                    self.hazards.copies_waited(clock, site)
             self._forget(group)
 
     def _forget(self, group: _Group) -> None:
@@ -127,8 +139,8 @@ class Copies:
         if group in self.groups and not any(copy.todo.any() for copy in group.copies):
             self.groups.remove(group)
 
-    def finisher(self, first: int, mask: Array) -> Callable[[], None]:
-        """A function that completes what these threads have issued up to now."""
+    def finisher(self, first: int, mask: Array) -> Callable[[], Array | None]:
+        """A function that completes what these threads have issued up to now, and gives the clock that their mbarrier hands on."""
         found = []
         for group in self.groups:
             here, there = _overlap(group, first, first + len(mask))
@@ -137,18 +149,21 @@ class Copies:
                 lanes[here] = mask[there]
                 found += [(group, copy, lanes) for copy in group.copies]
 
-        def finish() -> None:
+        def finish() -> Array | None:
+            clock = None
             for group, copy, lanes in found:
-                self.complete(copy, lanes)
+                for mine in (self.complete(group.first, copy, lanes) or {}).values():
+                    clock = joined(clock, mine)
                 self._forget(group)
+            return clock
 
         return finish
 
-    def complete(self, copy: _Copy, lanes: Array) -> None:
-        """The effect of one copy for some threads."""
+    def complete(self, first: int, copy: _Copy, lanes: Array) -> dict[int, Array] | None:
+        """The effect of one copy for some threads of those from ``first`` on; with hazards the clock behind it, by warp."""
         now = copy.todo & lanes
         if not now.any():
-            return
+            return None
         data, state, _size = self.shared.view("u4", copy.size // 4)
         assert state is not None
         index = (copy.to[now] >> np.uint32(copy.size.bit_length() - 1)).astype(np.intp)
@@ -157,6 +172,9 @@ class Copies:
         state[index] = np.uint32(WRITTEN * 0x01010101)
         copy.todo &= ~now
         self.shared.pending -= int(now.sum())
+        if copy.issued is None or self.hazards is None:
+            return None
+        return self.hazards.copied(self.cta, first // 32, (copy.issued, copy.site), (copy.to, copy.size), now)
 
     def read(self, copy: _Copy, lanes: Array) -> Array:
         """The bytes that a copy brings for some threads: what is there, then zeros."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.clocks import joined
 from fa4.vgpu.engine import WAITING, Wait, wake
 from fa4.vgpu.errors import BarrierError, DivergenceError, UnsupportedInstructionError
 from fa4.vgpu.memory import FaultError
@@ -28,6 +29,8 @@ class Barrier:
     waiting: list[int] = field(default_factory=list)
     arrivals: list[int] = field(default_factory=list)
     reduction: str = ""
+    clock: Array | None = None
+    sites: dict[int, int] = field(default_factory=dict)
     results: list[tuple[int, Register]] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
 
@@ -59,6 +62,9 @@ def execute(gang: Gang, kind: str, aligned: bool, number: Array, threads: Array 
         barrier.expected = count
         barrier.arrived += 32
         barrier.arrivals.append(warp.index)
+        if cta.hazards is not None:
+            barrier.sites[warp.index] = gang.site
+            barrier.clock = joined(barrier.clock, cta.hazards.arrive(cta.hazards.warp(cta, warp.index)))
         if kind != "arrive":
             barrier.waiting.append(warp.index)
             warp.state, warp.wait = WAITING, Wait(bool, partial(describe, cta, index))
@@ -89,8 +95,12 @@ def release(cta: Cta, index: int) -> None:
         for warp_index, target in barrier.results:
             rows = cta.predicates if target.bits == 1 else cta.rows[target.bits]
             rows[target.index, 32 * warp_index : 32 * warp_index + 32][~cta.warps[warp_index].exited] = value
+    if cta.hazards is not None and len(set(barrier.sites.values())) > 1:
+        cta.hazards.sites.mixed.update(barrier.sites.values())
     for warp_index in barrier.waiting:
         wake(cta.warps[warp_index], None)
+        if cta.hazards is not None and barrier.clock is not None:
+            cta.hazards.follow(cta.hazards.warp(cta, warp_index), barrier.clock, barrier.sites[warp_index])
     cta.launch.progress += 1
     del cta.barriers[index]
 

@@ -13,6 +13,7 @@ from fa4.vgpu.errors import PendingCopyError
 from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
+    from fa4.vgpu.hazards import Ticket
     from fa4.vgpu.state import Cta
 
 Array = npt.NDArray[Any]
@@ -33,25 +34,35 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
         FaultError: the destination leaves shared memory or another copy to it is on its way, or there is no mbarrier.
     """
     offset, size = where
-    signal[0].mbarriers.at(signal[1])
+    name = LOADS, signal[1]
+    mbarrier = signal[0].mbarriers.at(signal[1])
     cta.shared.begin(offset, size)
+    hazards = cta.hazards
+    ticket = None if hazards is None else hazards.signalling(issuer, mbarrier, name)
     counts = cta.launch.bytes
     counts[LOADS] = counts.get(LOADS, 0) + size
 
     def run() -> None:
         cta.shared.finish(offset, fetch())
-        signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer)
+        clock = None
+        if hazards is not None and ticket is not None:
+            clock = hazards.bytes_moved(ticket, cta, where, write=True)
+            hazards.told(mbarrier, ticket.agent, clock)
+        signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer, clock)
 
-    signal[0].engine((LOADS, signal[1]), ordered=False).push(run, issuer)
+    signal[0].engine(name, ordered=False).push(run, issuer)
 
 
 @dataclass
 class Store:
-    """A copy out of shared memory: first ``fetch`` reads the source, then ``put`` writes what it read."""
+    """A copy out of shared memory: first ``fetch`` reads ``source`` (offset, bytes), then ``put`` writes what it read."""
 
     fetch: Callable[[], Array]
     put: Callable[[Array], None]
     issuer: Issuer
+    source: tuple[int, int]
+    ticket: Ticket | None = None
+    clock: Array | None = None
     data: Array | None = None
     complete: bool = False
 
@@ -60,6 +71,9 @@ class Store:
         if self.data is None:
             try:
                 self.data = self.fetch()
+                hazards = self.issuer.cta.hazards
+                if hazards is not None and self.ticket is not None:
+                    self.clock = hazards.bytes_moved(self.ticket, self.issuer.cta, self.source, write=False)
                 counts = self.issuer.cta.launch.bytes
                 counts[STORES] = counts.get(STORES, 0) + self.data.size
             except FaultError as fault:
@@ -98,6 +112,10 @@ class BulkGroups:
         """Begin a store; a part of the group that its thread commits next."""
         number = 32 * store.issuer.warp + store.issuer.lane
         self.threads.setdefault(number, _Thread()).open.append(store)
+        hazards = self.cta.hazards
+        if hazards is not None:
+            store.ticket = hazards.ticket(store.issuer, self.cta, (STORES + "s of warp", store.issuer.warp))
+            hazards.check_published(self.cta, hazards.range_of(*store.source), store.ticket.issued, "a bulk store")
         engine = self.cta.engine((STORES, number))
         engine.push(store.read, store.issuer)
         engine.push(store.write, store.issuer)
@@ -108,7 +126,7 @@ class BulkGroups:
         thread.groups.append(thread.open)
         thread.open = []
 
-    def wait(self, number: int, keep: int, read: bool) -> None:
+    def wait(self, number: int, keep: int, read: bool, site: int = 0) -> None:
         """Let all groups of a thread but the ``keep`` newest be complete, or have read their sources."""
         thread = self.threads.get(number)
         if thread is None:
@@ -120,6 +138,8 @@ class BulkGroups:
                     store.read()
                 else:
                     store.write()
+                if store.clock is not None and self.cta.hazards is not None:
+                    self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), store.clock, site)
         # A group that has only been read stays, so that a later wait can complete it.
         thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
 
@@ -127,7 +147,8 @@ class BulkGroups:
 def check_end(cta: Cta) -> None:
     """A CTA ends: its shared memory is gone for copies that still have to read or write it.
 
-    Stores that were never committed are let go: flash-attn-4's sm_100 backward stores dK and dV so, as the last thing it does.
+    Stores that were never committed are let go, unless ``checks="isa"``: flash-attn-4's sm_100 backward stores dK and dV so, as the last
+    thing it does.
 
     Raises:
         FaultError: there is one.
@@ -137,7 +158,8 @@ def check_end(cta: Cta) -> None:
         if engine.queue and isinstance(name, tuple) and name[0] == LOADS:
             raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
     for thread in cta.unit(BulkGroups).threads.values():
-        for store in (store for group in thread.groups for store in group):
+        uncommitted = thread.open if cta.hazards is not None and cta.hazards.strict else []
+        for store in [*uncommitted, *(store for group in thread.groups for store in group)]:
             if store.data is None:
                 raise _at_end(f"{message} read its shared memory", store.issuer)
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.clocks import joined
 from fa4.vgpu.engine import Signal, Wait, park
 from fa4.vgpu.errors import BarrierError, DivergenceError
+from fa4.vgpu.hazards import Hazards
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.state import Cta, Dim3, Gang
 
@@ -38,6 +40,7 @@ class Cluster:
         self.index = index
         self.id: Dim3 = index % nx, index // nx % ny, index // (nx * ny)
         self.barrier = ClusterBarrier(self)
+        self.hazards = None if self.launch.checks == "basic" else Hazards(self)
         for cta in self.ctas:
             cta.restart()
 
@@ -56,9 +59,11 @@ class ClusterBarrier:
         self.arrived: dict[Key, Array] = {}
         self.unwaited: dict[Key, Array] = {}
         self.signal = Signal()
+        self.gathered: Array | None = None
+        self.published: Array | None = None
 
-    def arrive(self, gang: Gang, aligned: bool, mask: Array | None) -> None:
-        """Lanes of a gang arrive.
+    def arrive(self, gang: Gang, aligned: bool, relaxed: bool, mask: Array | None) -> None:
+        """Lanes of a gang arrive; where ``relaxed`` that orders nothing but what a fence has released.
 
         Raises:
             FaultError: a lane arrives twice without waiting, or not all lanes of a warp do where the instruction is aligned.
@@ -70,6 +75,9 @@ class ClusterBarrier:
             if again.any():
                 raise FaultError(BarrierError, "barrier.cluster.arrive again without barrier.cluster.wait in between", _at(gang, i, again))
             self.arrived[key] = arrived | lanes
+            hazards = self.cluster.hazards
+            if hazards is not None:
+                self.gathered = joined(self.gathered, hazards.arrive(hazards.warp(gang.cta, key[1]), relaxed))
         self.check()
 
     def check(self) -> None:
@@ -81,6 +89,7 @@ class ClusterBarrier:
                 if not (warp.exited | self.arrived.get((cta.rank, warp.index), _NOBODY)).all():
                     return
         self.unwaited, self.arrived = self.arrived, {}
+        self.published, self.gathered = self.gathered, None
         self.phase += 1
         self.cluster.launch.progress += 1
         self.signal.notify()
@@ -98,14 +107,17 @@ class ClusterBarrier:
             if absent.any():
                 raise FaultError(BarrierError, "barrier.cluster.wait without barrier.cluster.arrive", _at(gang, i, absent))
             after = self.phase + bool((lanes & arrived).any())
-            wait = Wait(partial(self._reached, after), self.describe, partial(self._waited, key, lanes))
+            wait = Wait(partial(self._reached, after), self.describe, partial(self._waited, key, lanes, gang.site))
             park(gang.cta.warps[gang.first + i], wait, self.signal)
 
     def _reached(self, phase: int) -> bool:
         return self.phase >= phase
 
-    def _waited(self, key: Key, lanes: Array) -> None:
+    def _waited(self, key: Key, lanes: Array, site: int) -> None:
         self.unwaited[key] = self.unwaited[key] & ~lanes
+        if self.cluster.hazards is not None and self.published is not None:
+            hazards = self.cluster.hazards
+            hazards.follow(hazards.warp(self.cluster.ctas[key[0]], key[1]), self.published, site)
 
     def _warps(self, gang: Gang, aligned: bool, mask: Array | None) -> list[tuple[int, Array]]:
         """(warp of the gang, lanes that execute)."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fa4.vgpu import isa
 from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
+from fa4.vgpu.hazards import SITE_NAMES, Sites, register_bit
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
 from fa4.vgpu.warpgroup import Multiplications
@@ -137,6 +138,7 @@ class Emitter:
     base_mask: str | None
     shared_base: int
     clustered: bool = False
+    sites: Sites | None = None
     lines: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
@@ -145,6 +147,7 @@ class Emitter:
     position: int = 0
     temporaries: int = 0
     constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    used: set[Register] = field(default_factory=set)
 
     # Lines and names
 
@@ -237,6 +240,26 @@ class Emitter:
         """Elements of a vector, or the operand itself."""
         return o.items if isinstance(o, Tuple) else (o,)
 
+    def site(self, op: Op) -> None:
+        """Say which instruction the next access of memory belongs to."""
+        if self.sites is not None and op.name in SITE_NAMES:
+            self.line(f"g.site = {self.sites.number(op)}")
+
+    def check_loads(self, op: Op) -> None:
+        """Whoever reads what a tcgen05.ld brings waits for it."""
+        if self.sites is None:
+            return
+        written = self.sites.loads.intersection(op.written())
+        read = self.sites.loads.intersection(op.read())
+        if op.name == "mov" and read:
+            rows, to = (self.fixed(sum(register_bit(r) for r in registers)) for registers in (read, written))
+            self.line(f"if g.cta.hazards.loading: g.cta.hazards.load_moved(g, {rows}, {to})")
+        elif read - self.used:
+            rows = self.fixed(sum(register_bit(r) for r in read - self.used))
+            self.line(f"if g.cta.hazards.loading: g.cta.hazards.loaded(g, {rows})")
+            self.used |= read
+        self.used -= written
+
     # Results
 
     def call(self, ufunc: str, o: Operand, type_: str, *arguments: str) -> None:
@@ -295,6 +318,8 @@ class Emitter:
         self.begin(op)
         self.check(op, (block, position))
         self.check_multiplications(op)
+        self.site(op)
+        self.check_loads(op)
         isa.emit(self, op)
         for register in op.written():
             row = self.watch.rows.get(register)
@@ -347,15 +372,16 @@ class Emitter:
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
 
 
-def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool]) -> Compiled:
+def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool], sites: Sites | None = None) -> Compiled:
     """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
 
-    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA.
+    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA; with ``sites`` the code says which
+    instruction accesses memory.
 
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    emitter = Emitter(kernel, watch, None if full else "m", *shared)
+    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites)
     try:
         _emit_block(emitter, kernel.blocks[index])
     except UnsupportedInstructionError as error:
@@ -380,6 +406,7 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
         emitter.position = len(block.ops)
         emitter.begin(block.end)
         emitter.check(block.end, (index, len(block.ops)))
+        emitter.site(block.end)
         isa.emit_end(emitter, block.end)
 
 

@@ -80,6 +80,14 @@ class PendingCopyError(VgpuError):
     """Bytes that an asynchronous copy has yet to write are read or written by others."""
 
 
+class DataRaceError(VgpuError):
+    """Two accesses of the same memory, one of them a write, that nothing orders (PTX ISA 8.10)."""
+
+
+class ProxyFenceError(VgpuError):
+    """An asynchronous operation reads what was written generically without a proxy fence behind it (PTX ISA 8.6)."""
+
+
 class MatrixDescriptorError(VgpuError, ValueError):
     """A descriptor of a matrix operand or of a tensor-core instruction with fields that contradict the ISA or each other."""
 

@@ -6,16 +6,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from fa4.vgpu.capture import BufferImage, Capture
 from fa4.vgpu.cluster import Cluster
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.global_hazards import GlobalOrder
+from fa4.vgpu.hazards import Sites
 from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
 from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Observer, Report, launch_report, total_report
@@ -25,6 +28,9 @@ from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
+
+Checks = Literal["basic", "hazards", "isa"]
+CHECKS: tuple[str, ...] = get_args(Checks)
 
 ARCHES = {
     # shared memory that the system keeps at offset 0, and what a CTA may use, in bytes
@@ -46,6 +52,7 @@ class Code:
     watch: Watch
     shared_base: int
     clustered: bool
+    sites: Sites | None = None
     blocks: dict[tuple[int, bool], Compiled] = field(default_factory=dict)
 
 
@@ -79,6 +86,8 @@ class Launch:
     bytes: dict[str, int] = field(default_factory=dict)
     counts: dict[tuple[int, bool], Array] = field(default_factory=dict)
     blank: int = UNWRITTEN
+    checks: str = "basic"
+    order: GlobalOrder = field(default_factory=GlobalOrder)
 
     @property
     def kernel(self) -> Kernel:
@@ -149,7 +158,12 @@ class Gpu:
         approximate: "exact" rounds approximate functions correctly; "random" moves them within the error that the ISA states.
         unwritten: what a read of shared memory or of a register is that nothing was written to: an "error", or "nan", bytes of 0xFF, for
             kernels that compute on rows of a tile beyond the tensor and drop the result. Predicates are always an error.
-        observer: told of block entries and synchronisation; None costs nothing.
+        checks: "basic"; "hazards", also whether accesses of shared and tensor memory are ordered, see ``fa4.vgpu.hazards``; or "isa", also
+            rules of the ISA on which GPUs are not known to insist.
+
+    Attributes:
+        observer: told of block entries and synchronisation; None, as at first, costs nothing.
+        captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
     """
 
     def __init__(
@@ -162,7 +176,7 @@ class Gpu:
         delay: Literal["late", "early"] = "late",
         approximate: Literal["exact", "random"] = "exact",
         unwritten: Literal["error", "nan"] = "error",
-        observer: Observer | None = None,
+        checks: Checks = "basic",
     ) -> None:
         if arch not in ARCHES:
             raise LaunchError(f"arch={arch!r}: must be one of {', '.join(ARCHES)}")
@@ -172,6 +186,8 @@ class Gpu:
             raise LaunchError(f"delay={delay!r}: must be late or early")
         if unwritten not in ("error", "nan"):
             raise LaunchError(f"unwritten={unwritten!r}: must be error or nan")
+        if checks not in CHECKS:
+            raise LaunchError(f"checks={checks!r}: must be one of {', '.join(CHECKS)}")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
         Scheduler(schedule, seed)  # refuses a schedule that it does not know
@@ -179,9 +195,11 @@ class Gpu:
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
-        self.observer = observer
+        self.checks = checks
+        self.observer: Observer | None = None
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
+        self.captures: list[Capture] | None = None
 
     def register_buffer(self, address: int, data: int | Array, name: str, writable: bool = True) -> Array:
         """Make ``data`` global memory at ``address``; its bytes as a flat array that shares them.
@@ -227,11 +245,14 @@ class Gpu:
         entry = program.kernel(kernel)
         size = _dim3("cluster", cluster or (1, 1, 1))
         clustered = size != (1, 1, 1)
-        key = kernel, ARCHES[self.arch][0], clustered
+        key = kernel, ARCHES[self.arch][0], clustered, self.checks != "basic"
         if key not in program.code:
-            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered)
+            sites = Sites(entry) if self.checks != "basic" else None
+            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites)
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
+        if self.captures is not None:
+            self.captures.append(self._capture(program, kernel, launch, params))
         start = time.perf_counter()
         loaded = [v for v in entry.variables if v.space == "global"]
         for variable in loaded:
@@ -250,6 +271,14 @@ class Gpu:
     def report(self) -> Report:
         """All launches so far together."""
         return replace(total_report(self.reports), launches=tuple(self.reports))
+
+    def _capture(self, program: Program, kernel: str, launch: Launch, params: bytes | Sequence[bytes]) -> Capture:
+        buffers = tuple(BufferImage(b.address, b.data.tobytes(), b.name, b.writable) for b in self.memory.buffers)
+        unwritten = "nan" if self.blank == WRITTEN else "error"
+        cluster = launch.cluster if launch.explicit_cluster else None
+        values = params if isinstance(params, bytes) else tuple(params)
+        geometry = launch.grid, launch.block, cluster, launch.dynamic_bytes
+        return Capture(program.text, kernel, self.arch, *geometry, values, buffers, unwritten)
 
     def _launch(self, code: Code, geometry: tuple[Dim3, Dim3, Dim3], dynamic: int, params: bytes | Sequence[bytes]) -> Launch:
         kernel = code.kernel
@@ -275,7 +304,7 @@ class Gpu:
             "const": Block("constant", bank, tracked=False, writable=False),
         }
         options = self.memory, self.approx_seed, self.early, self.observer
-        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank)
+        return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank, checks=self.checks)
 
     def _run(self, launch: Launch) -> int:
         scheduler = Scheduler(self.schedule, self.seed)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
+
+from fa4.vgpu.clocks import joined
 from fa4.vgpu.engine import Issuer, Signal
 from fa4.vgpu.errors import BarrierError
 from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
+    from fa4.vgpu.clocks import Conflict
     from fa4.vgpu.state import Cta
 
+Array = npt.NDArray[Any]
 MOST_ARRIVALS = 2**20 - 1
 MOST_BYTES = 2**20 - 1
 
@@ -25,6 +30,10 @@ class Mbarrier:
         self.phase = 0
         self.signal = Signal()
         self.arrivals: list[tuple[Issuer, int]] = []
+        self.gathered: Array | None = None
+        self.published: Array | None = None
+        self.made: Conflict | None = None  # who initialised it
+        self.visible = False  # to asynchronous operations
 
     def __str__(self) -> str:
         """For messages."""
@@ -50,8 +59,10 @@ class Mbarrier:
             raise FaultError(BarrierError, f"a token of phase {token >> 32}, but {self.describe()}")
         return behind == 1
 
-    def arrive(self, count: int, who: Issuer, drop: bool = False, complete: bool = True) -> None:
+    def arrive(self, count: int, who: Issuer, clock: Array | None, drop: bool = False, complete: bool = True) -> None:
         """``count`` arrivals; ``drop`` takes them off the following phases too. With ``complete`` False the phase may not end.
+
+        Whoever waits for the phase comes behind ``clock``.
 
         Raises:
             FaultError: more arrivals than the phase still expects.
@@ -62,6 +73,7 @@ class Mbarrier:
             raise FaultError(BarrierError, f"arrive.noComplete by {who} would complete the phase: {self.describe()}")
         self.pending -= count
         self.arrivals.append((who, count))
+        self.gathered = joined(self.gathered, clock)
         if drop:
             self.expected -= count
         self._advance()
@@ -81,12 +93,13 @@ class Mbarrier:
         self._transaction(size, who)
         self._advance()
 
-    def complete_bytes(self, size: int, who: Issuer) -> None:
-        """``size`` bytes came.
+    def complete_bytes(self, size: int, who: Issuer, clock: Array | None) -> None:
+        """``size`` bytes came; whoever waits for the phase comes behind ``clock``.
 
         Raises:
             FaultError: the count leaves its range.
         """
+        self.gathered = joined(self.gathered, clock)
         self._transaction(-size, who)
         self._advance()
 
@@ -103,6 +116,7 @@ class Mbarrier:
             self.phase += 1
             self.pending = self.expected
             self.arrivals = []
+            self.published, self.gathered = joined(self.published, self.gathered), None
             self.signal.notify()
 
 

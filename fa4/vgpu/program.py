@@ -245,6 +245,7 @@ class Program:
 
     target: str
     kernels: dict[str, Kernel]
+    text: str = field(default="", compare=False, repr=False)
     code: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What the machine generated for it: kept here, so that it lives as long as the program and serves every launch."""
 
@@ -261,7 +262,7 @@ class Program:
         lines = ptx.splitlines()
         entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
         kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
-        return cls(module.target[0], kernels)
+        return cls(module.target[0], kernels, ptx)
 
     def kernel(self, name: str) -> Kernel:
         """The entry ``name``.

@@ -82,7 +82,8 @@ class Cta:
             self.defined[row] = tolerant and register.bits > 1
         self.shared.reset()
         self.local.block.reset()
-        self.copies = Copies(32 * self.warp_count, self.shared, launch.memory, launch.early)
+        self.hazards = self.cluster.hazards
+        self.copies = Copies(self)
         self.warps = [self._warp(i, launch.threads) for i in range(self.warp_count)]
         self.barriers: dict[int, Any] = {}
         self.mbarriers = Mbarriers(self)
@@ -139,6 +140,7 @@ class Gang:
         self.lo, self.hi = list(wide.view(np.uint32)[:, 0::2]), list(wide.view(np.uint32)[:, 1::2])
         self.p = list(cta.predicates[:, here])
         self.D = list(cta.defined[:, here])
+        self.site = 0
         self.S = {name: values[here] if len(values) > 1 else values for name, values in cta.specials.items()}
         self.threads = np.arange(here.start, here.stop)
         self.all = np.ones(self.n, bool)
@@ -249,9 +251,17 @@ class Gang:
     def load(self, space: str, address: Array, dtype: str, vector: int, mask: Array | None) -> Array:
         """Loaded elements of the lanes of ``mask``."""
         if space == "shared":
-            return self.cta.shared.load(self.own(address), dtype, vector, mask)
+            own = self.own(address)
+            value = self.cta.shared.load(own, dtype, vector, mask)
+            if self.cta.hazards is not None:
+                self.cta.hazards.access(self, self.cta, own, np.dtype(dtype).itemsize * vector, mask, False)
+            return value
         if space == "global":
-            return self.memory.load(spread(address, self.n), dtype, vector, mask)
+            everywhere = spread(address, self.n)
+            value = self.memory.load(everywhere, dtype, vector, mask)
+            if self.cta.hazards is not None:
+                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, None)
+            return value
         if space in ("param", "const"):
             return self.cta.launch.constants[space].load(address, dtype, vector, mask)
         if space == "local":
@@ -262,6 +272,8 @@ class Gang:
         if space == "shared::cluster":
             for cta, offset, lanes in self._by_cta(address, mask):
                 value[lanes] = cta.shared.load(offset, dtype, vector, lanes)
+                if self.cta.hazards is not None:
+                    self.cta.hazards.access(self, cta, offset, np.dtype(dtype).itemsize * vector, lanes, False)
             return value if mask is None else value[mask]
         top = (address >> np.uint64(WINDOW_SHIFT)).astype(np.int64)
         for name, lanes in self._windows(top, self.all if mask is None else mask):
@@ -272,12 +284,20 @@ class Gang:
         """Store one element a lane."""
         dtype_value = value.view(dtype) if value.dtype.itemsize == np.dtype(dtype).itemsize else value.astype(dtype)
         if space == "shared":
-            self.cta.shared.store(spread(self.own(address), self.n), dtype_value, dtype, vector, mask)
+            own = spread(self.own(address), self.n)
+            self.cta.shared.store(own, dtype_value, dtype, vector, mask)
+            if self.cta.hazards is not None:
+                self.cta.hazards.access(self, self.cta, own, np.dtype(dtype).itemsize * vector, mask, True)
         elif space == "shared::cluster":
             for cta, offset, lanes in self._by_cta(spread(address, self.n), mask):
                 cta.shared.store(offset, dtype_value, dtype, vector, lanes)
+                if self.cta.hazards is not None:
+                    self.cta.hazards.access(self, cta, offset, np.dtype(dtype).itemsize * vector, lanes, True)
         elif space == "global":
-            self.memory.store(spread(address, self.n), dtype_value, dtype, vector, mask)
+            everywhere = spread(address, self.n)
+            if self.cta.hazards is not None:
+                self.cta.hazards.foreign.access(self, everywhere, np.dtype(dtype).itemsize * vector, mask, dtype_value)
+            self.memory.store(everywhere, dtype_value, dtype, vector, mask)
         elif space == "local":
             size = np.dtype(dtype).itemsize * vector
             self.cta.local.block.store(self.cta.local.flat(address, size, self.threads, mask), dtype_value, dtype, vector, mask)
@@ -302,16 +322,21 @@ class Gang:
         count = np.full(self.n, size, np.int64) if valid is None else np.broadcast_to(valid, self.n).astype(np.int64).clip(0, size)
         if ignore is not None:
             count = np.where(ignore, 0, count)
-        self.cta.copies.start(32 * self.first, (to, source), size, count, self.all if mask is None else mask)
+        self.cta.copies.start(self, (to, source), size, count, self.all if mask is None else mask)
 
     def commit_copies(self, mask: Array | None) -> None:
         """cp.async.commit_group."""
         self.cta.copies.commit(32 * self.first, self.all if mask is None else mask)
         self.event("cp.async.commit_group", mask, {})
 
+    def fence(self, kind: str, mask: Array | None) -> None:
+        """A fence: "proxy", "release", or "init", of mbarriers that were made."""
+        if self.cta.hazards is not None:
+            self.cta.hazards.fence(self, kind, mask)
+
     def wait_copies(self, keep: int | None, mask: Array | None) -> None:
         """cp.async.wait_group and wait_all."""
-        self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask)
+        self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask, self.site)
         self.event("cp.async.wait_group", mask, {"keep": keep})
 
     def event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:

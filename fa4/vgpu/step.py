@@ -35,7 +35,7 @@ def run_warps(launch: Launch, pick: Pick) -> None:
     compiled = code.blocks.get((index, full))
     if compiled is None:
         try:
-            compiled = compile_block(code.kernel, code.watch, index, full, (code.shared_base, code.clustered))
+            compiled = compile_block(code.kernel, code.watch, index, full, (code.shared_base, code.clustered), code.sites)
         except EmitError as error:
             place = _place(launch, gang, _op(code.kernel, index, error.position), None)
             raise UnsupportedInstructionError(error.message, place) from error
@@ -142,12 +142,16 @@ def _move(launch: Launch, cta: Cta, warp: Warp, index: int, moves: dict[int, Arr
         warp.state = EXITED
         cta.live -= 1
         launch.progress += 1
+        if cta.hazards is not None:
+            cta.hazards.leave(cta, warp.index)
         for number in list(cta.barriers):
             barrier.release(cta, number)
         cta.cluster.barrier.check()
         if not cta.live:
             check_end(cta)
             tensor_multiply.check_end(cta)
+            if cta.hazards is not None:
+                cta.hazards.check_end(cta)
         return
     warp.block = min(at)
     warp.full = len(at) == 1 and ((len(moves) == 1 and warp.full) or bool(next(iter(at.values())).all()))

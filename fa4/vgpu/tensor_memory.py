@@ -33,6 +33,8 @@ class _Request:
 
     count: int
     to: int
+    warp: int
+    site: int
     granted: bool = False
 
 
@@ -84,7 +86,7 @@ class TensorMemory:
             raise FaultError(TensorMemoryError, f"tcgen05.alloc of {count} columns: must be a power of two from 32 to 512")
         if not self.permit:
             raise FaultError(TensorMemoryError, "tcgen05.alloc after tcgen05.relinquish_alloc_permit")
-        request = _Request(count, to)
+        request = _Request(count, to, gang.first + i, gang.site)
         self.requests.append(request)
         self._grant(group)
         gang.block_until(i, Wait(partial(getattr, request, "granted"), partial(self.describe, request, group)), self.signal)
@@ -108,6 +110,8 @@ class TensorMemory:
         self.owned[start : start + request.count] = True
         self.allocations[start] = request.count
         self.cta.shared.store(np.array([request.to], np.uint32), np.array([start], np.uint32), "u4", 1, None)
+        if self.cta.hazards is not None:
+            self.cta.hazards.tensor_allocated(self.cta, request.warp, request.to, request.site)
         request.granted = True
         self.cta.launch.progress += 1
         self.signal.notify()
@@ -234,6 +238,8 @@ def load(gang: Gang, access: Access, rows: Any, address: Array, warps: Array | N
     """tcgen05.ld: registers ``rows`` (a slice where they follow each other, else their numbers)."""
     data = gang.cta.unit(TensorMemory).data
     for lanes, lane, column in pieces(gang, address, access, warps):
+        if gang.cta.hazards is not None:
+            gang.cta.hazards.tensor_loaded(gang, lanes, lane, (column, columns_of(access)), rows)
         if access.shape == "32x32b" and not access.packed:
             gang.R32[rows, lanes] = data[column : column + access.times, lane : lane + lanes.stop - lanes.start]
             continue
@@ -249,6 +255,8 @@ def store(gang: Gang, access: Access, rows: Any, address: Array, warps: Array | 
     data = gang.cta.unit(TensorMemory).data
     for lanes, lane, column in pieces(gang, address, access, warps):
         values = gang.R32[rows, lanes]
+        if gang.cta.hazards is not None:
+            gang.cta.hazards.tensor_stored(gang, lanes, lane, (column, columns_of(access)))
         if access.shape == "32x32b" and not access.packed:
             data[column : column + access.times, lane : lane + lanes.stop - lanes.start] = values
             continue

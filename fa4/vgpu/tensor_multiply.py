@@ -9,14 +9,14 @@ even one first; the same descriptors and addresses hold in both. float16 accumul
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fa4.vgpu import descriptor, tensor_core
+from fa4.vgpu import descriptor, tensor_core, tensor_hazards
 from fa4.vgpu.descriptor import Operand
 from fa4.vgpu.engine import Issuer
 from fa4.vgpu.errors import MatrixDescriptorError, TensorMemoryError, UnsupportedInstructionError
@@ -24,6 +24,7 @@ from fa4.vgpu.memory import FaultError
 from fa4.vgpu.tensor_memory import LANES, TensorMemory
 
 if TYPE_CHECKING:
+    from fa4.vgpu.hazards import Ticket
     from fa4.vgpu.state import Cta
 
 Array = npt.NDArray[Any]
@@ -132,6 +133,7 @@ class Multiply:
     scale: int
     disabled: tuple[int, ...]
     issuer: Issuer
+    ticket: Ticket | None = None
 
 
 class Chain:
@@ -166,6 +168,9 @@ class Chain:
 
     def _run(self) -> None:
         first, form = self.steps[0], self.steps[0].form
+        hazards = self.members[0].hazards
+        if hazards is not None:
+            tensor_hazards.execute(hazards, self.steps, self.members)
         parts = []
         operand = Operand("B", form.n // form.group, form.k, tensor_core.ITEMSIZE[form.b], form.transposed[1])
         for cta in self.members:
@@ -270,9 +275,11 @@ def issue(cta: Cta, multiply: Multiply) -> None:
         descriptor.decode(multiply.a, True, "A")
     descriptor.decode(multiply.b, True, "B")
     engine = cta.engine("tcgen05")
+    members = sorted((m.cta for m in memories), key=lambda c: c.rank)
+    if cta.hazards is not None:
+        multiply = replace(multiply, ticket=tensor_hazards.issue(cta.hazards, multiply, members))
     last = engine.queue[-1].run if engine.queue else None
     if not (isinstance(last, Chain) and last.extend(multiply)):
-        members = sorted((m.cta for m in memories), key=lambda c: c.rank)
         engine.push(Chain(multiply, members), multiply.issuer)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fa4.vgpu import descriptor, tensor_core
+from fa4.vgpu import descriptor, tensor_core, tensor_hazards
 from fa4.vgpu.descriptor import Operand
 from fa4.vgpu.errors import DivergenceError, PendingMultiplyError
 from fa4.vgpu.memory import FaultError
@@ -56,12 +56,19 @@ class _Multiply:
     a: Array
     b: Array
     accumulate: Array
+    issue: tuple[Array, int] | None = None  # clocks of the warps and the instruction, see ``fa4.vgpu.hazards``
+
+    @property
+    def descriptors(self) -> tuple[Array | None, Array]:
+        """Those of A, where it has them, and of B."""
+        return (self.a if self.factor is None else None), self.b
 
 
 class Multiplications:
     """All that are on their way in a CTA."""
 
     def __init__(self, cta: Cta) -> None:
+        self.cta = cta
         warps, rows = cta.warp_count, len(cta.rows[32])
         self.busy = 0
         self.open: list[list[_Multiply]] = [[] for _ in range(warps)]
@@ -79,6 +86,9 @@ class Multiplications:
             per_warp(v, gang, name) for v, name in zip(values, ("descriptor of A", "descriptor of B", "scale-d"), strict=True)
         )
         multiply = _Multiply(form, gang.first, result, factor, a, b, accumulate)
+        if self.cta.hazards is not None:
+            clocks = tensor_hazards.start_wgmma(self.cta.hazards, gang, form, multiply.descriptors)
+            multiply.issue = clocks, gang.site
         for i in range(gang.warps):
             warp = gang.first + i
             self._agree(warp, i, (form, int(b[i]), bool(accumulate[i]), None if factor is not None else int(a[i])))
@@ -139,6 +149,12 @@ class Multiplications:
 
     def _complete(self, gang: Gang, run: list[_Multiply], warps: list[int]) -> None:
         """Carry out multiplications into the same registers for some warps of a gang."""
+        if self.cta.hazards is not None:
+            for multiply in run:
+                assert multiply.issue is not None
+                for i in warps:
+                    where = self.cta, gang.first + i, gang.first + i - multiply.first
+                    tensor_hazards.finish_wgmma(self.cta.hazards, where, multiply.form, multiply.descriptors, multiply.issue)
         for members in _alike(run, [gang.first + i for i in warps]):
             self._multiply(gang, run, [w - gang.first for w in members])
         absolute = np.array([gang.first + i for i in warps])

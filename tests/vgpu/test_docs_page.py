@@ -21,9 +21,10 @@ def test_instruction_page_is_current():
 
 @pytest.mark.compile
 @pytest.mark.vgpu
-def test_example_of_attach_prints_what_the_page_says(tmp_path):
+@pytest.mark.parametrize("kind", ["", "order-"])
+def test_examples_print_what_the_page_says(tmp_path, kind):
     text = (DOCS / "virtual-gpu.md").read_text()
-    code, output = (re.search(rf"<!-- {name} -->\n```\w*\n(.*?)```", text, re.DOTALL)[1] for name in ("example", "output"))
+    code, output = (re.search(rf"<!-- {kind}{name} -->\n```\w*\n(.*?)```", text, re.DOTALL)[1] for name in ("example", "output"))
     file = tmp_path / "example.py"
     file.write_text(code)
     command = [sys.executable, "-c", f"import sys, runpy; sys.path[:0] = [{str(DOCS.parent)!r}]; runpy.run_path({str(file)!r})"]

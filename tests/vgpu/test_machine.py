@@ -106,7 +106,9 @@ def test_observer_sees_each_warp_in_program_order(schedule):
     """
     body = body.replace("bar.arrive 1, 32;", "mov.u32 %r2, 0;")
     recorder = Recorder()
-    run(body, threads=64, shared=1024, gpu=Gpu(schedule=schedule, observer=recorder))
+    gpu = Gpu(schedule=schedule)
+    gpu.observer = recorder
+    run(body, threads=64, shared=1024, gpu=gpu)
     for warp in (0, 1):
         assert [(kind, fields) for _, w, kind, fields in recorder.events if w == warp] == [
             ("cp.async.commit_group", {"lanes": 32}),

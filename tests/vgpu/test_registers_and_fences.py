@@ -84,7 +84,9 @@ class Recorder:
 
 def test_fences_are_known_and_those_of_proxies_observed():
     recorder = Recorder()
-    run(FENCES, gpu=Gpu("sm_90a", observer=recorder))
+    gpu = Gpu("sm_90a")
+    gpu.observer = recorder
+    run(FENCES, gpu=gpu)
     assert recorder.events == ["fence.proxy.async"] * 4 + ["fence.proxy.alias"] + ["fence.proxy.tensormap::generic"] * 2
     for text in ("fence.proxy.texture;", "griddepcontrol.stop;"):
         with pytest.raises(UnsupportedInstructionError):

@@ -97,6 +97,9 @@ def load(g: Any, op: Op, to: Array, source: Array, size: Array, signal: Array, c
             if from_shared:
                 begin = at(check_own(g, np.array([begin], np.uint32), None), 0) & (1 << RANK_SHIFT) - 1
                 g.cta.shared.check_written(begin, count)
+                if g.cta.hazards is not None:
+                    cells = g.cta.hazards.range_of(begin, count)
+                    g.cta.hazards.check_published(g.cta, cells, g.cta.hazards.snapshot(issuer), "a bulk copy")
                 fetch = partial(g.cta.shared.read, begin, count)
             else:
                 global_bytes(g.memory, begin, count)
@@ -124,7 +127,10 @@ def store(g: Any, op: Op, to: Array, source: Array, size: Array, how: tuple[str,
         except FaultError as fault:
             raise blame(fault, g, lane) from None
         put = partial(_put, partial(global_bytes, g.memory, target, count), how)
-        g.cta.unit(BulkGroups).start(Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane)))
+        try:
+            g.cta.unit(BulkGroups).start(Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane), (begin, count)))
+        except FaultError as fault:
+            raise blame(fault, g, lane) from None
 
 
 def _put(target: Any, how: tuple[str, str], data: Array) -> None:
@@ -146,16 +152,27 @@ def add_shared(g: Any, op: Op, to: Array, source: Array, size: Array, signal: Ar
             begin = at(check_own(g, source, mask), lane) & (1 << RANK_SHIFT) - 1
             ((cta, offset, teller),) = targets(g, at(to, lane), at(signal, lane), None, 1)
             where = at(signal, lane) & (1 << RANK_SHIFT) - 1
-            teller.mbarriers.at(where)
+            mbarrier = teller.mbarriers.at(where)
             g.cta.shared.check_written(begin, count)
             cta.shared.check_written(offset, count)
+            hazards = g.cta.hazards
+            ticket = None
+            if hazards is not None:
+                ticket = hazards.signalling(issuer, mbarrier, (LOADS, where))
+                hazards.check_published(g.cta, hazards.range_of(begin, count), ticket.issued, "a bulk reduction")
         except FaultError as fault:
             raise blame(fault, g, lane) from None
 
-        def run(cta: Cta = cta, offset: int = offset, begin: int = begin, count: int = count, tell: Any = (teller, where, issuer)) -> None:
+        tell = teller, where, issuer, ticket
+
+        def run(cta: Cta = cta, offset: int = offset, begin: int = begin, count: int = count, tell: Any = tell) -> None:
             target = cta.shared.data[cta.shared.stretch(offset, count)]
             _put(lambda: target, how, g.cta.shared.read(begin, count))
-            tell[0].mbarriers.at(tell[1]).complete_bytes(count, tell[2])
+            clock = None
+            if tell[3] is not None:
+                g.cta.hazards.bytes_moved(tell[3], g.cta, (begin, count), write=False)
+                clock = g.cta.hazards.bytes_moved(tell[3], cta, (offset, count), write=True)
+            tell[0].mbarriers.at(tell[1]).complete_bytes(count, tell[2], clock)
 
         teller.engine((LOADS, where), ordered=False).push(run, issuer)
 
@@ -251,7 +268,7 @@ def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
     """Each lane waits for its groups but the newest ``keep``: here this makes them complete."""
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
-        groups.wait(32 * g.first + lane, keep, read)
+        groups.wait(32 * g.first + lane, keep, read, g.site)
     g.event("cp.async.bulk.wait_group", mask, {"keep": keep, "read": read})
 
 

@@ -21,11 +21,12 @@ Array = npt.NDArray[Any]
 @ending("barrier.cluster", section="9.7.13.4", forms="arrive (release relaxed), wait (acquire), aligned or not")
 def _barrier(e: Emitter, op: Op, mods: Mods) -> None:
     kind = mods.take("arrive", "wait")
-    mods.take(*(("release", "relaxed") if kind == "arrive" else ("acquire",)))
+    how = mods.take(*(("release", "relaxed") if kind == "arrive" else ("acquire",)))
     aligned = bool(mods.take("aligned"))
     if not kind:
         raise mods.unsupported()
-    e.line(f"g.cta.cluster.barrier.{kind}(g, {aligned}, {e.masked})")
+    relaxed = f"{how == 'relaxed'}, " if kind == "arrive" else ""
+    e.line(f"g.cta.cluster.barrier.{kind}(g, {aligned}, {relaxed}{e.masked})")
 
 
 def map_address(g: Any, address: Array, rank: Array, mask: Array | None) -> Array:

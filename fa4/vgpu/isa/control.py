@@ -68,10 +68,15 @@ def _fence(e: Emitter, op: Op, mods: Mods) -> None:
         kind = mods.take("async", "alias", "tensormap::generic", "async::generic")
         if not kind:
             raise mods.unsupported()
-        mods.take("global", "shared::cta", "shared::cluster")
+        space = mods.take("global", "shared::cta", "shared::cluster")
         e.line(f"g.event('fence.proxy.{kind}', {e.masked}, {{}})")
-    mods.take("mbarrier_init")
-    mods.take("sc", "acq_rel", "acquire", "release")
+        if kind.startswith("async") and space != "global":
+            e.line(f"g.fence('proxy', {e.masked})")
+    if mods.take("mbarrier_init"):
+        e.line(f"g.fence('init', {e.masked})")
+    how = mods.take("sc", "acq_rel", "acquire", "release")
+    if how != "acquire" and "proxy" not in op.mods:
+        e.line(f"g.fence('release', {e.masked})")
     mods.ignore("sync_restrict::")
     mods.take("cta", "cluster", "gpu", "gl", "sys")
 

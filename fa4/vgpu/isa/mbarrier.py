@@ -110,6 +110,8 @@ def initialise(g: Any, address: Array, count: Array, mask: Array | None) -> None
             raise FaultError(BarrierError, message, lane_mask(g, i, lanes))
         try:
             cta.mbarriers.init(offset, int(counts[32 * i + lanes[0]]))
+            if g.cta.hazards is not None:
+                g.cta.hazards.made_mbarrier(cta.mbarriers.at(offset), g.cta, g.first + i, g.site)
         except FaultError as fault:
             raise FaultError(fault.error, fault.message, lane_mask(g, i, lanes)) from None
 
@@ -149,7 +151,10 @@ def transaction(g: Any, op: Op, address: Array, size: Array, mask: Array | None)
         total = int(sizes[32 * i + lanes].sum(dtype=np.int64))
         issuer = g.issuer(op, 32 * i + int(lanes[0]))
         try:
-            (mbarrier.expect_bytes if "expect_tx" in op.mods else mbarrier.complete_bytes)(total, issuer)
+            if "expect_tx" in op.mods:
+                mbarrier.expect_bytes(total, issuer)
+            else:
+                mbarrier.complete_bytes(total, issuer, None)
         except FaultError as fault:
             raise FaultError(fault.error, fault.message, lane_mask(g, i, lanes)) from None
 
@@ -178,10 +183,21 @@ def arrive(g: Any, op: Op, address: Array, count: Array | None, size: Array | No
             if size is not None:
                 mbarrier.expect_bytes(int(spread(size, g.n)[here].sum(dtype=np.int64)), issuer)
             total = lanes.size if count is None else int(spread(count, g.n)[here].sum(dtype=np.int64))
-            mbarrier.arrive(total, issuer, drop, complete)
+            mbarrier.arrive(total, issuer, _arriving(g, i, mbarrier, "relaxed" in op.mods), drop, complete)
         except FaultError as fault:
             raise FaultError(fault.error, fault.message, lane_mask(g, i, lanes)) from None
     return states
+
+
+def _arriving(g: Any, i: int, mbarrier: Mbarrier, relaxed: bool) -> Array | None:
+    """The clock with which warp ``i`` of a gang arrives."""
+    hazards = g.cta.hazards
+    if hazards is None:
+        return None
+    agent = hazards.warp(g.cta, g.first + i)
+    hazards.use_mbarrier(mbarrier, agent, g.site)
+    clock: Array = hazards.arrive(agent, relaxed)
+    return clock
 
 
 @ending(
@@ -216,6 +232,10 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
         lone = address.size == 1 or bool((address == address[0]).all() and (value == value[0]).all())
         if lone and mbarrier_at(g, int(address[0]), 0, _LANES).phase & 1 != value[0] & 1:
             g.p[target.index][...] = True  # the usual case: everyone may go on
+            if g.cta.hazards is not None:
+                mbarrier = mbarrier_at(g, int(address[0]), 0, _LANES)
+                for i in range(g.warps):
+                    g.cta.hazards.waited(mbarrier, g.cta, g.first + i, g.site)
             return
     values = spread(value, g.n)
     impatient = g.cta.launch.impatient
@@ -231,7 +251,7 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
             mbarrier = mbarrier_at(g, where, i, some)
             for v in {int(x) for x in row[some]} if some.size > 1 else (int(row[some[0]]),):
                 chosen = some[row[some] == v] if some.size > 1 else some
-                part = _Part(mbarrier, v, by_parity, g.cta.predicates[target.index], 32 * (g.first + i) + chosen)
+                part = _Part(mbarrier, v, by_parity, g, target, 32 * (g.first + i) + chosen)
                 try:
                     ready &= part.write()
                 except FaultError as fault:
@@ -249,8 +269,10 @@ _IMPATIENCE = 1 / 8
 class _Part:
     """Lanes of a warp that wait for the same phase of one mbarrier."""
 
-    def __init__(self, mbarrier: Mbarrier, value: int, by_parity: bool, row: Array, lanes: Array) -> None:
-        self.mbarrier, self.by_parity, self.row, self.lanes = mbarrier, by_parity, row, lanes
+    def __init__(self, mbarrier: Mbarrier, value: int, by_parity: bool, g: Any, target: Register, lanes: Array) -> None:
+        self.mbarrier, self.by_parity, self.lanes = mbarrier, by_parity, lanes
+        self.cta, self.site = g.cta, g.site
+        self.row = g.cta.predicates[target.index]
         self.value = value & 1 if by_parity else value
 
     def ready(self) -> bool:
@@ -261,6 +283,8 @@ class _Part:
         """Set the predicate to whether the phase is complete."""
         ready = self.ready()
         self.row[self.lanes] = ready
+        if ready and self.cta.hazards is not None:
+            self.cta.hazards.waited(self.mbarrier, self.cta, int(self.lanes[0]) // 32, self.site)
         return ready
 
     def __str__(self) -> str:
@@ -318,8 +342,7 @@ def arrive_after_copies(g: Any, op: Op, address: Array, counted: bool, mask: Arr
         finish = g.cta.copies.finisher(32 * (g.first + i), here)
 
         def run(mbarrier: Mbarrier = mbarrier, finish: Any = finish, count: int = lanes.size, issuer: Issuer = issuer) -> None:
-            finish()
-            mbarrier.arrive(count, issuer)
+            mbarrier.arrive(count, issuer, finish())
 
         g.cta.engine(("cp.async", g.first + i)).push(run, issuer)
 

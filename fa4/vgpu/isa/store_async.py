@@ -11,7 +11,7 @@ from fa4.vgpu.errors import MisalignedError, OutOfBoundsError
 from fa4.vgpu.isa.bulk import SIGNAL, at, blame, lanes_of
 from fa4.vgpu.isa.loadstore import stack_lanes
 from fa4.vgpu.isa.registry import Mods, ending
-from fa4.vgpu.memory import RANK_SHIFT, FaultError
+from fa4.vgpu.memory import FaultError
 from fa4.vgpu.program import Op
 from fa4.vgpu.tma import REDUCTIONS, reduced, reduction_fits
 
@@ -33,23 +33,26 @@ def send(g: Any, op: Op, to: Array, value: Array, signal: Array, how: tuple[str,
                 raise FaultError(OutOfBoundsError, f"the data goes to CTA {cta.rank} of the cluster, the mbarrier is in CTA {teller.rank}")
             if offset % size:
                 raise FaultError(MisalignedError, f"shared address {at(to, lane):#x} is not a multiple of {size}")
-            teller.mbarriers.at(where)
+            mbarrier = teller.mbarriers.at(where)
             if operation:
                 cta.shared.check_written(offset, size)
             else:
                 cta.shared.begin(offset, size)
+            name = "st.async", where
+            ticket = None if g.cta.hazards is None else g.cta.hazards.signalling(issuer, mbarrier, name)
         except FaultError as fault:
             raise blame(fault, g, lane) from None
 
-        def run(cta: Any = cta, offset: int = offset, where: int = where, data: Array = data, issuer: Any = issuer) -> None:
+        def run(cta: Any = cta, offset: int = offset, where: int = where, data: Array = data, who: Any = (issuer, ticket)) -> None:
             if operation:
                 target = cta.shared.data[cta.shared.stretch(offset, data.nbytes)].view(data.dtype)
                 target[...] = reduced(operation, type_, target, data)
             else:
                 cta.shared.finish(offset, data.view(np.uint8))
-            cta.mbarriers.at(where).complete_bytes(data.nbytes, issuer)
+            clock = None if who[1] is None else g.cta.hazards.bytes_moved(who[1], cta, (offset, data.nbytes), write=True)
+            cta.mbarriers.at(where).complete_bytes(data.nbytes, who[0], clock)
 
-        cta.engine(("st.async", at(signal, lane) & (1 << RANK_SHIFT) - 1), ordered=False).push(run, issuer)
+        cta.engine(name, ordered=False).push(run, issuer)
 
 
 @ending("st.async", section="9.7.9.12", forms="weak, shared::cluster; b u s f of 32 and 64 bits, v2 v4")

@@ -18,6 +18,7 @@ from fa4.vgpu.lexer import integer
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.numerics import minmax
 from fa4.vgpu.program import Address, Immediate, Op, Operand, Tuple
+from fa4.vgpu.tensor_hazards import PIPE
 from fa4.vgpu.tensor_memory import Access, TensorMemory
 from fa4.vgpu.tensor_multiply import Multiply, decode_instruction, issue
 from fa4.vgpu.warpgroup import per_warp
@@ -79,6 +80,8 @@ def deallocate(g: Any, group: int, address: Array, count: Array, mask: Array | N
     for i in range(g.warps):
         if warps is None or warps[i]:
             g.cta.unit(TensorMemory).release(int(addresses[i]), int(counts[i]), group)
+            if g.cta.hazards is not None:
+                g.cta.hazards.tensor_freed(g.cta, g.first + i, (int(addresses[i]), int(counts[i])), g.site)
 
 
 @instruction("tcgen05.dealloc", section="9.7.16.7.1", forms="cta_group::1 cta_group::2")
@@ -190,6 +193,8 @@ def _load_reduce(e: Emitter, op: Op, mods: Mods) -> None:
 def _wait(e: Emitter, op: Op, mods: Mods) -> None:
     _aligned(mods)
     e.line(f"{e.helper(whole_warps)}(g, {e.masked})")
+    if e.sites is not None:
+        e.line(f"g.cta.hazards.tensor_waited(g, {op.mods[0] == 'wait::st'}, {e.masked})")
 
 
 @instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", section="9.7.16.11.1", forms="no effect")
@@ -256,6 +261,9 @@ def commit(g: Any, op: Op, group: int, address: Array, targets: Array | None, ma
         at = int(address[lane if len(address) > 1 else 0])
         cta, offset = g.shared_of(at)
         ranks = [cta.rank] if targets is None else _ranks(int(targets[lane if len(targets) > 1 else 0]), len(cta.cluster.ctas))
+        if g.cta.hazards is not None:
+            for rank in ranks:
+                g.cta.hazards.signalling(who, cta.cluster.ctas[rank].mbarriers.at(offset), PIPE)
         g.cta.engine("tcgen05").push(partial(_arrive, cta.cluster.ctas, ranks, offset, who), who)
 
 
@@ -267,8 +275,13 @@ def _ranks(bits: int, count: int) -> list[int]:
 
 
 def _arrive(ctas: Any, ranks: list[int], offset: int, who: Issuer) -> None:
+    hazards = who.cta.hazards
+    clock = None if hazards is None else hazards.clocks.release(hazards.stream(who.cta, PIPE))
     for rank in ranks:
-        ctas[rank].mbarriers.at(offset).arrive(1, who)
+        mbarrier = ctas[rank].mbarriers.at(offset)
+        if hazards is not None and clock is not None:
+            hazards.told(mbarrier, hazards.stream(who.cta, PIPE), clock)
+        mbarrier.arrive(1, who, clock)
 
 
 @ending(

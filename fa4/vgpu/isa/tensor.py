@@ -98,7 +98,7 @@ def store_tensor(g: Any, op: Op, where: Coordinates, start: Coordinates, operati
             raise blame(fault, g, lane) from None
         fetch = partial(g.cta.shared.read, offset, map_.box_bytes)
         put = partial(_put, map_, corner, offset, (g.memory, operation))
-        g.cta.unit(BulkGroups).start(Store(fetch, put, g.issuer(op, lane)))
+        g.cta.unit(BulkGroups).start(Store(fetch, put, g.issuer(op, lane), (offset, map_.box_bytes)))
 
 
 def _put(map_: TensorMap, corner: tuple[int, ...], offset: int, target: Any, data: Array) -> None:

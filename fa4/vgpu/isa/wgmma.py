@@ -68,7 +68,10 @@ def gangs(g: Any, mask: Array | None) -> list[Any]:
     warps = whole_warps(g, mask)
     if warps is None:
         return [g]
-    return [g.cta.gang(g.first + i, g.first + i + 1) for i in np.flatnonzero(warps).tolist()]
+    found = [g.cta.gang(g.first + i, g.first + i + 1) for i in np.flatnonzero(warps).tolist()]
+    for gang in found:
+        gang.site = g.site
+    return found
 
 
 def commit_multiplies(g: Any, mask: Array | None) -> None:

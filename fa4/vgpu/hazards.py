@@ -1,0 +1,549 @@
+"""Happens-before: which accesses of shared and tensor memory are ordered, whatever the schedule was.
+
+Agents are the warps of a cluster and what works beside them: the tensor core of each CTA, the loads that signal one mbarrier, the bulk
+stores, the copies and the tensor-memory loads and stores of each warp. An operation on an engine begins with the clock of its issuer; an
+mbarrier hands on the clocks of all that arrived in a phase, a barrier those of all its warps, a commit that of the tensor core. Two
+accesses of which one writes are a race unless one is ordered before the other, even where this run did them in the intended order.
+
+Generic writes reach asynchronous reads (bulk stores, wgmma, tcgen05.mma) only after ``fence.proxy.async`` by the warp that wrote; that is
+checked when the asynchronous instruction is issued (PTX ISA 8.6, 9.7.13.3).
+
+A warp counts as one agent: races between its lanes are not looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fa4.vgpu import descriptor
+from fa4.vgpu.clocks import SITES, Clocks, Conflict, Shadow, joined
+from fa4.vgpu.errors import DataRaceError, ProxyFenceError
+from fa4.vgpu.global_hazards import Foreign
+from fa4.vgpu.memory import FaultError
+
+if TYPE_CHECKING:
+    from fa4.vgpu.cluster import Cluster
+    from fa4.vgpu.descriptor import Operand
+    from fa4.vgpu.engine import Issuer
+    from fa4.vgpu.mbarrier import Mbarrier
+    from fa4.vgpu.program import Kernel, Op, Register
+    from fa4.vgpu.state import Cta, Gang
+
+Array = npt.NDArray[Any]
+
+TENSOR_COLUMNS = 512
+QUADRANT = 32
+LOADS_OF_WARP, STORES_OF_WARP = "tcgen05.ld of warp", "tcgen05.st of warp"
+_STREAMS_PER_WARP, _STREAMS_PER_CTA = 4, 32
+_EVERYTHING = 2**31 - 1
+
+SITE_NAMES = frozenset(
+    ["ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mbarrier", "tcgen05", "wgmma", "bar", "barrier", "fence", "membar"]
+)
+"""First words of instructions that touch memory or synchronise."""
+
+_SPACES = frozenset(("shared", "shared::cta", "shared::cluster", "global", "param", "local", "const"))
+_STRONG = frozenset(("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"))
+
+
+class Ticket(NamedTuple):
+    """An asynchronous operation from its issue on: who does it, at what clock it was issued, by which instruction."""
+
+    agent: int
+    issued: Array
+    site: int
+
+
+class Sites:
+    """Numbers of the instructions of a kernel that stamps can name."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.ops: list[Op | None] = [None]
+        self.strong = [False]
+        self.mods: list[tuple[str, ...]] = [()]
+        self.numbers: dict[int, int] = {}
+        self.effective: set[int] = set()
+        """Instructions that ordered something new."""
+        self.mixed: set[int] = set()
+        """Instructions at a named barrier together with others."""
+        self.shift, self.global_shift = (grain(kernel, space).bit_length() - 1 for space in ("shared", "global"))
+        loads = [op for block in kernel.blocks for op in block.ops if op.name == "tcgen05" and op.mods[0] == "ld"]
+        self.loads = _copies(kernel, {r for op in loads for r in op.written()})
+
+    def number(self, op: Op) -> int:
+        """The number of an instruction; all beyond the last one share it."""
+        found = self.numbers.get(id(op))
+        if found is None:
+            found = self.numbers[id(op)] = min(len(self.ops), SITES - 1)
+            if found == len(self.ops):
+                self.ops.append(op if found < SITES - 1 else None)
+                self.mods.append(op.mods)
+                self.strong.append(op.name in ("atom", "red") or not _STRONG.isdisjoint(op.mods))
+        return found
+
+
+def grain(kernel: Kernel, space: str) -> int:
+    """Bytes of a cell of shared or global memory: 4, or less where loads or stores are narrower, since neighbours are then no conflict."""
+    sizes = [4]
+    for block in kernel.blocks:
+        for op in block.ops:
+            if op.name in ("ld", "st", "atom", "red") and not any(m in _SPACES and not m.startswith(space) for m in op.mods):
+                sizes += [int(m[1:]) // 8 for m in op.mods if m[0] in "busf" and m[1:] in ("8", "16")]
+    return min(sizes)
+
+
+class Hazards:
+    """What is ordered before what in one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        launch = cluster.launch
+        self.cluster, self.strict = cluster, launch.checks == "isa"
+        assert launch.code.sites is not None
+        self.sites = launch.code.sites
+        self.shift = self.sites.shift
+        ctas, self.warp_count = len(cluster.ctas), -(-launch.threads // 32)
+        self.warps = ctas * self.warp_count
+        agents = ctas * (self.warp_count * (1 + _STREAMS_PER_WARP) + _STREAMS_PER_CTA)
+        self.clocks = Clocks(agents)
+        self.streams: dict[tuple[int, Any], int] = {}
+        self.names: dict[int, str] = {}
+        self.shared = [Shadow(-(-launch.shared_bytes >> self.shift), agents) for _ in range(ctas)]
+        self.tensor: dict[int, Shadow] = {}
+        self.touched = np.zeros((ctas, agents), np.int32)
+        self.left: dict[int, Array] = {}
+        self.fenced: dict[int, Array] = {}
+        self.freed: Array | None = None
+        self.wrote: set[int] = set()  # warps, since their last proxy fence
+        self.fresh: dict[int, list[Mbarrier]] = {}  # that warps made since their last fence
+        self.loading: dict[int, list[tuple[int, int]]] = {}
+        self.foreign = Foreign(self, launch.order)
+        self.lanes = np.repeat(np.arange(self.warps), 32)
+
+    # Agents
+
+    def warp(self, cta: Cta, warp: int) -> int:
+        """The number of a warp."""
+        return cta.rank * self.warp_count + warp
+
+    def stream(self, cta: Cta, name: Any) -> int:
+        """The number of what works beside the warps of a CTA; where there are too many, the last ones share one."""
+        key = cta.rank, name
+        found = self.streams.get(key)
+        if found is None:
+            found = min(self.warps + len(self.streams), len(self.clocks.used) - 1)
+            self.streams[key] = found
+            text = name if isinstance(name, str) else f"{name[0]} {name[1] if name[0].endswith('warp') else hex(name[1])}"
+            self.names[found] = f"{text} of CTA {cta.id}"
+        return found
+
+    def describe(self, conflict: Conflict) -> str:
+        """Who did the other access, and where in the program."""
+        if conflict.agent < self.warps:
+            rank, warp = divmod(conflict.agent, self.warp_count)
+            who = f"warp {warp} of CTA {self.cluster.ctas[rank].id}"
+        else:
+            who = self.names.get(conflict.agent, "an engine")
+        op = self.sites.ops[conflict.stamp % SITES] if conflict.stamp % SITES < len(self.sites.ops) else None
+        where = "" if op is None else f" at PTX line {op.line}: {op.text}" + (f" ({op.source})" if op.source else "")
+        return f"the {'write' if conflict.wrote else 'read'} by {who}{where}"
+
+    def race(self, what: str, write: bool, conflict: Conflict, lanes: Array | None = None) -> FaultError:
+        """The error for two accesses that nothing orders."""
+        verb = "written" if write else "read"
+        return FaultError(DataRaceError, f"{what} is {verb}, but nothing orders this behind {self.describe(conflict)}", lanes)
+
+    def follow(self, agent: int, clock: Array, site: int) -> None:
+        """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new."""
+        if site not in self.sites.effective and (clock > self.clocks.known[agent]).any():
+            self.sites.effective.add(site)
+        self.clocks.join(agent, clock)
+
+    # Warps and shared memory
+
+    def access(self, g: Gang, cta: Cta, address: Array, size: int, mask: Array | None, write: bool) -> None:
+        """Lanes of a gang read or write ``size`` bytes each at offsets in the shared memory of a CTA."""
+        first = self.warp(g.cta, g.first)
+        if address.size == 1 and g.n > 1:
+            address = np.broadcast_to(address, g.n)
+        chosen = address if mask is None or address.size != mask.size else address[mask]
+        if not chosen.size:
+            return
+        cells = (chosen >> chosen.dtype.type(self.shift)).astype(np.intp)
+        count = max(1, size >> self.shift)
+        if count > 1:
+            cells = (cells[:, None] + _range(count)).reshape(-1)
+        shadow, clocks, site = self.shared[cta.rank], self.clocks, g.site
+        atomic = self.sites.strong[site]
+        if g.warps == 1:
+            agent: Any = first
+            known, stamp = clocks.known[first, 0], clocks.base(first) + site
+        else:
+            agent = self.lanes[32 * first : 32 * first + g.n]
+            agent = agent if mask is None else agent[mask]
+            agent = np.repeat(agent, count) if count > 1 else agent
+            known = clocks.known[:, 0]
+            clocks.used[first : first + g.warps] = True
+            stamp = known[agent, agent] - (SITES - 1 - site)
+        conflict = shadow.conflict(cells, agent, known, write, atomic)
+        if conflict is None and atomic:
+            shadow.write_atomic(cells, agent, stamp)
+        elif conflict is None and write:
+            self.wrote.update(range(first, first + g.warps))
+            conflict = shadow.write(cells, agent, stamp)
+        elif conflict is None:
+            shadow.read(cells, agent, stamp)
+        if conflict is not None:
+            at = conflict.cell << self.shift
+            bad = (address >= max(0, at - size + 1)) & (address < at + (1 << self.shift))
+            raise self.race(f"shared memory {at:#x} of CTA {cta.id}", write, conflict, bad if mask is None else bad & mask)
+        if cta is not g.cta:
+            for one in np.unique(agent).tolist():
+                self.touch(cta, one, clocks.base(one) + site)
+
+    def touch(self, cta: Cta, agent: int, stamp: int) -> None:
+        """An agent uses the memory of a CTA, which must not end before."""
+        self.touched[cta.rank, agent] = stamp
+
+    # Synchronisation by warps
+
+    def arrive(self, agent: int, relaxed: bool = False) -> Array:
+        """The clock that a warp publishes; a relaxed operation publishes what lay before the last fence."""
+        return self.clocks.relaxed(agent, self.fenced.get(agent)) if relaxed else self.clocks.release(agent)
+
+    def leave(self, cta: Cta, warp: int) -> None:
+        """A warp exits."""
+        clock = self.clocks.release(self.warp(cta, warp))
+        old = self.left.get(cta.rank)
+        self.left[cta.rank] = clock if old is None else np.maximum(old, clock)
+
+    def fence(self, g: Gang, kind: str, mask: Array | None) -> None:
+        """A fence by the warps of a gang: "proxy", "release", or "init", of mbarriers that they made."""
+        for i in range(g.warps):
+            if mask is None or mask[32 * i : 32 * i + 32].any():
+                agent = self.warp(g.cta, g.first + i)
+                if kind != "release":
+                    for mbarrier in self.fresh.pop(agent, ()):
+                        mbarrier.visible = True
+                        self.sites.effective.add(g.site)
+                if kind == "proxy":
+                    if agent in self.wrote:
+                        self.sites.effective.add(g.site)
+                        self.wrote.discard(agent)
+                    self.clocks.fence(agent)
+                elif kind == "release":
+                    self.foreign.fence(agent)
+                    self.fenced[agent] = self.clocks.release(agent)
+                    self.sites.effective.add(g.site)  # whether anything needs it is not traced
+
+    def check_end(self, cta: Cta) -> None:
+        """A CTA ends: whatever others did to its memory must be ordered before.
+
+        Raises:
+            FaultError: something is not.
+        """
+        known = self.left[cta.rank][2]
+        late = self.touched[cta.rank] > known
+        own = slice(cta.rank * self.warp_count, (cta.rank + 1) * self.warp_count)
+        late[own] = False
+        if late.any():
+            agent = int(late.argmax())
+            other = Conflict(0, agent, int(self.touched[cta.rank, agent]), True)
+            message = f"CTA {cta.id} may end before {self.describe(other).replace('the write', 'an access to its memory')}"
+            raise FaultError(DataRaceError, message)
+
+    # mbarriers
+
+    def made_mbarrier(self, mbarrier: Mbarrier, cta: Cta, warp: int, site: int) -> None:
+        """A warp initialised one."""
+        agent = self.warp(cta, warp)
+        mbarrier.made = Conflict(mbarrier.offset, agent, self.clocks.base(agent) + site, True)
+        self.fresh.setdefault(agent, []).append(mbarrier)
+
+    def use_mbarrier(self, mbarrier: Mbarrier, agent: int, site: int) -> None:
+        """A warp uses one, which must have been initialised before; site 0: by an operation that it issues.
+
+        Raises:
+            FaultError: nothing orders that.
+        """
+        made = mbarrier.made
+        if made is not None and made.stamp > self.clocks.known[agent, 0, made.agent]:
+            raise self.race(f"{mbarrier}", False, made)
+        if site and agent // self.warp_count != mbarrier.cta.rank:
+            self.touch(mbarrier.cta, agent, self.clocks.base(agent) + site)
+
+    def told(self, mbarrier: Mbarrier, agent: int, clock: Array) -> None:
+        """An asynchronous operation tells an mbarrier that it is done."""
+        self.touch(mbarrier.cta, agent, int(clock[0, agent]))
+
+    def waited(self, mbarrier: Mbarrier, cta: Cta, warp: int, site: int) -> None:
+        """A warp found a phase complete, and comes behind all that arrived."""
+        agent = self.warp(cta, warp)
+        self.use_mbarrier(mbarrier, agent, site)
+        if mbarrier.published is not None:
+            self.follow(agent, mbarrier.published, site)
+
+    # cp.async
+
+    def issued(self, g: Gang) -> Array:
+        """The clocks of the warps of a gang."""
+        first = self.warp(g.cta, g.first)
+        return np.array([self.clocks.release(first + i) for i in range(g.warps)])
+
+    def copied(self, cta: Cta, first: int, issue: tuple[Array, int], where: tuple[Array, int], lanes: Array) -> dict[int, Array]:
+        """Some lanes of the warps from ``first`` on write what they copied; the clock behind that, by warp.
+
+        ``issue`` is (clocks of the warps at the issue, site), ``where`` (offsets of all lanes, bytes of each).
+        """
+        (issued, site), (to, size) = issue, where
+        warps = np.flatnonzero(lanes.reshape(-1, 32).any(1))
+        streams = np.array([self.stream(cta, ("cp.async of warp", first + w)) for w in warps.tolist()])
+        known = self.clocks.known
+        tops = known[streams, 0, streams]
+        known[streams] = issued[warps]
+        known[streams, ::2, streams] = tops[:, None]
+        agents = np.zeros(len(issued), np.intp)
+        agents[warps] = streams
+        count = max(1, size >> self.shift)
+        agent = np.repeat(np.repeat(agents, 32)[lanes], count)
+        cells = ((to[lanes] >> to.dtype.type(self.shift)).astype(np.intp)[:, None] + _range(count)).reshape(-1)
+        shadow = self.shared[cta.rank]
+        conflict = shadow.conflict(cells, agent, known[:, 0], True)
+        if conflict is None:
+            conflict = shadow.write(cells, agent, known[agent, 0, agent] - (SITES - 1 - site))
+        if conflict is not None:
+            op = self.sites.ops[site]
+            where_from = "" if op is None else f" by the copy at PTX line {op.line}: {op.text} ({op.source})"
+            raise self.race(f"shared memory {conflict.cell << self.shift:#x} of CTA {cta.id}{where_from}", True, conflict)
+        clocks: dict[int, Array] = {
+            self.warp(cta, first + w): known[s].copy() for w, s in zip(warps.tolist(), streams.tolist(), strict=True)
+        }
+        for stream in streams.tolist():
+            self.clocks.advance(stream)
+        return clocks
+
+    def copies_waited(self, clocks: dict[int, Array], site: int) -> None:
+        """Warps waited for their copies."""
+        for agent, clock in clocks.items():
+            self.follow(agent, clock, site)
+
+    # Asynchronous operations
+
+    def ticket(self, issuer: Issuer, cta: Cta, name: Any) -> Ticket:
+        """An operation of the stream ``name`` of a CTA that a warp issues now."""
+        site = 0 if issuer.op is None else self.sites.number(issuer.op)
+        return Ticket(self.stream(cta, name), self.clocks.release(self.warp(issuer.cta, issuer.warp)), site)
+
+    def snapshot(self, issuer: Issuer) -> Array:
+        """The clock of the warp that issues an operation."""
+        return self.clocks.release(self.warp(issuer.cta, issuer.warp))
+
+    def signalling(self, issuer: Issuer, mbarrier: Mbarrier, name: Any) -> Ticket:
+        """``ticket`` for an operation that will tell an mbarrier.
+
+        Raises:
+            FaultError: nothing orders it behind the initialisation of the mbarrier.
+        """
+        ticket = self.ticket(issuer, mbarrier.cta, name)
+        self.use_mbarrier(mbarrier, self.warp(issuer.cta, issuer.warp), 0)
+        if not mbarrier.visible and mbarrier.made is not None:
+            message = (
+                f"an asynchronous operation signals {mbarrier}: no fence.mbarrier_init or fence.proxy.async follows its initialisation"
+            )
+            raise FaultError(ProxyFenceError, message)
+        return ticket
+
+    def bytes_moved(self, ticket: Ticket, cta: Cta, where: tuple[int, int], write: bool) -> Array:
+        """The operation reads or writes (offset, bytes) of shared memory; its clock when that is done.
+
+        Raises:
+            FaultError: a race.
+        """
+        clock, base = self.clocks.operation(ticket.agent, ticket.issued)
+        cells = self.range_of(*where)
+        self.apply(self.shared[cta.rank], cells, (ticket.agent, clock[0], base + ticket.site), write, f"shared memory of CTA {cta.id}")
+        if write:
+            self.touch(cta, ticket.agent, base + ticket.site)
+        return clock
+
+    def range_of(self, offset: int, size: int) -> slice:
+        """Cells of a stretch of shared memory."""
+        return slice(offset >> self.shift, -(-(offset + size) >> self.shift))
+
+    def apply(self, shadow: Shadow, cells: Any, who: tuple[int, Array, int], write: bool, what: str) -> None:
+        """One agent reads or writes cells; ``who`` is (agent, what it knows, stamp)."""
+        agent, known, stamp = who
+        conflict = shadow.conflict(cells, agent, known, write)
+        if conflict is not None:
+            tensor = any(shadow is other for other in self.tensor.values())
+            where = _tensor_cell(conflict.cell) if tensor else f"byte {conflict.cell << self.shift:#x}"
+            raise self.race(f"{where} of {what}", write, conflict)
+        if write:
+            shadow.write(cells, agent, stamp)
+        else:
+            shadow.read(cells, agent, stamp)
+
+    def check_published(self, cta: Cta, cells: Any, issued: Array, what: str) -> None:
+        """Generic writes that an asynchronous operation will read must be fenced by who wrote them.
+
+        Raises:
+            FaultError: one is not.
+        """
+        shadow = self.shared[cta.rank]
+        writers, stamps = shadow.writer[cells], shadow.written[cells]
+        bad = (writers < self.warps) & (stamps > issued[1].take(writers))
+        if bad.any():
+            i = int(bad.argmax())
+            cell = cells.start + i if isinstance(cells, slice) else int(cells[i])
+            other = self.describe(Conflict(cell, int(writers[i]), int(stamps[i]), True))
+            message = f"{what} reads shared memory {cell << self.shift:#x} of CTA {cta.id}: no fence.proxy.async follows {other}"
+            raise FaultError(ProxyFenceError, message)
+
+    def operand(self, descriptors: tuple[int, ...], blackwell: bool, operand: Operand, quarter: int | None = None) -> Any:
+        """Cells of a matrix operand; ``quarter``: of rows 16 q to 16 q + 15 only."""
+        return operand_cells(descriptors, blackwell, operand, self.shift, quarter)
+
+    # Tensor memory
+
+    def tensor_of(self, cta: Cta) -> Shadow:
+        """The shadow of the tensor memory of a CTA: a cell for each column of each quadrant."""
+        found = self.tensor.get(cta.rank)
+        if found is None:
+            found = self.tensor[cta.rank] = Shadow(4 * TENSOR_COLUMNS, len(self.clocks.used))
+        return found
+
+    def tensor_loaded(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], rows: Any) -> None:
+        """Warps of a gang load (first, count) columns of their quadrants into registers, until they wait or read those."""
+        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+        bits = _bits(tuple(numbers))
+        for i, stream, top in self._tensor_moved(g, lanes, lane, columns, False):
+            self.loading.setdefault(self.warp(g.cta, g.first + i), []).append((bits, top))
+            self.clocks.advance(stream)
+
+    def tensor_stored(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int]) -> None:
+        """Warps of a gang store (first, count) columns of their quadrants, until they wait."""
+        for _ in self._tensor_moved(g, lanes, lane, columns, True):
+            pass
+
+    def _tensor_moved(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], write: bool) -> Iterator[tuple[int, int, int]]:
+        """Done by streams of the warps: (warp of the gang, stream, its epoch); the warp itself is always behind both."""
+        cta, shadow = g.cta, self.tensor_of(g.cta)
+        for i in range(lanes.start // 32, lanes.stop // 32):
+            warp = g.first + i
+            streams = self.stream(cta, (LOADS_OF_WARP, warp)), self.stream(cta, (STORES_OF_WARP, warp))
+            known = self.clocks.known[self.warp(cta, warp), 0].copy()
+            known[streams[0]] = known[streams[1]] = _EVERYTHING
+            start = (lane // QUADRANT + i - lanes.start // 32) * TENSOR_COLUMNS + columns[0]
+            top = int(self.clocks.known[streams[write], 0, streams[write]])
+            self.clocks.used[streams[write]] = True
+            who = streams[write], known, top - (SITES - 1 - g.site)
+            self.apply(shadow, slice(start, start + columns[1]), who, write, f"tensor memory of CTA {cta.id}")
+            yield i, streams[write], top
+
+    def tensor_waited(self, g: Gang, write: bool, mask: Array | None) -> None:
+        """tcgen05.wait: what the warps of a gang loaded or stored is done."""
+        for i in range(g.warps):
+            if mask is None or mask[32 * i]:
+                agent = self.warp(g.cta, g.first + i)
+                stream = self.stream(g.cta, (STORES_OF_WARP if write else LOADS_OF_WARP, g.first + i))
+                if self.clocks.used[stream] if write else agent in self.loading:
+                    self.sites.effective.add(g.site)
+                self.clocks.follow(agent, stream, int(self.clocks.known[stream, 0, stream]))
+                self.clocks.advance(stream)
+                if not write:
+                    self.loading.pop(agent, None)
+
+    def load_moved(self, g: Gang, rows: int, to: int) -> None:
+        """Registers are copied, which does not read what a load brings."""
+        for i in range(g.warps):
+            found = self.loading.get(self.warp(g.cta, g.first + i), [])
+            for n, (bits, top) in enumerate(found):
+                if bits & rows:
+                    found[n] = bits | to, top
+
+    def loaded(self, g: Gang, rows: int) -> None:
+        """Registers are read, by the bits of ``rows``: the loads that bring them, and earlier ones, are done then.
+
+        Raises:
+            FaultError: with ``checks="isa"``, which wants tcgen05.wait::ld first.
+        """
+        for i in range(g.warps):
+            agent = self.warp(g.cta, g.first + i)
+            found = self.loading.get(agent)
+            if not found:
+                continue
+            last = max((n for n, (bits, _) in enumerate(found) if bits & rows), default=-1)
+            if last < 0:
+                continue
+            if self.strict:
+                raise FaultError(DataRaceError, "the result of a tcgen05.ld is read before tcgen05.wait::ld", self.lanes[: g.n] == i)
+            self.clocks.follow(agent, self.stream(g.cta, (LOADS_OF_WARP, g.first + i)), found[last][1])
+            del found[: last + 1]
+            if not found:
+                del self.loading[agent]
+
+    def tensor_allocated(self, cta: Cta, warp: int, to: int, site: int) -> None:
+        """A warp got columns: their address is written to shared memory; it comes behind those who gave columns back."""
+        agent = self.warp(cta, warp)
+        if self.freed is not None:
+            self.clocks.join(agent, self.freed)
+        who = agent, self.clocks.known[agent, 0], self.clocks.base(agent) + site
+        self.apply(self.shared[cta.rank], self.range_of(to, 4), who, True, f"shared memory of CTA {cta.id}")
+
+    def tensor_freed(self, cta: Cta, warp: int, columns: tuple[int, int], site: int) -> None:
+        """Columns are given back: nobody may use them any more.
+
+        Raises:
+            FaultError: nothing orders a use before this.
+        """
+        agent = self.warp(cta, warp)
+        who = agent, self.clocks.known[agent, 0], self.clocks.base(agent) + site
+        for quadrant in range(4):
+            start = quadrant * TENSOR_COLUMNS + columns[0]
+            self.apply(self.tensor_of(cta), slice(start, start + columns[1]), who, True, f"tensor memory of CTA {cta.id}, given back here,")
+        self.freed = joined(self.freed, self.clocks.release(agent))
+
+
+def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
+    """Registers, and all that they are moved to."""
+    moves = [op for block in kernel.blocks for op in block.ops if op.name == "mov"]
+    while more := {r for op in moves if not registers.isdisjoint(op.read()) for r in op.written()} - registers:
+        registers |= more
+    return frozenset(registers)
+
+
+def register_bit(register: Register) -> int:
+    """The bit of a register in the masks of registers that tcgen05.ld brings."""
+    return 1 << 2 * register.index + (register.bits == 64)
+
+
+@lru_cache(maxsize=4096)
+def _bits(rows: tuple[int, ...]) -> int:
+    """Bits of registers of 32 bits."""
+    return sum(1 << 2 * row for row in rows)
+
+
+def _tensor_cell(cell: int) -> str:
+    return f"column {cell % TENSOR_COLUMNS} of lanes {cell // TENSOR_COLUMNS * QUADRANT} and up"
+
+
+@lru_cache(maxsize=64)
+def _range(count: int) -> Array:
+    return np.arange(count)
+
+
+@lru_cache(maxsize=1024)
+def operand_cells(descriptors: tuple[int, ...], blackwell: bool, operand: Operand, shift: int, quarter: int | None) -> Any:
+    """Cells of a matrix operand in shared memory, each once, as a slice where they follow each other."""
+    first, units = descriptor.locate(descriptors, blackwell, operand)
+    if quarter is not None:
+        units = np.array_split(units, 4, axis=1 if operand.mn_major else 0)[quarter]
+    cells = np.unique(units.reshape(-1) + first)
+    per = descriptor.UNIT >> shift
+    if cells[-1] - cells[0] + 1 == cells.size:
+        return slice(int(cells[0]) * per, (int(cells[-1]) + 1) * per)
+    return (cells[:, None] * per + np.arange(per)).reshape(-1)

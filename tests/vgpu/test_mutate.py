@@ -1,0 +1,85 @@
+"""Mutation: what is changed, and what becomes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ptx_text import run
+
+from fa4.vgpu import Gpu
+from fa4.vgpu.mutate import Mutation, schedules
+
+pytestmark = pytest.mark.vgpu
+
+BODY = """
+.shared .align 8 .b64 bar;
+mov.u32 %r1, dynamic;
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra MADE;
+mbarrier.init.shared.b64 [bar], 32;
+MADE:
+bar.sync 0;
+bar.sync 0;
+mad.lo.u32 %r2, %r0, 4, %r1;
+setp.lt.u32 %p2, %r0, 32;
+@!%p2 bra READER;
+st.shared.u32 [%r2], %r0;
+mbarrier.arrive.shared.b64 _, [bar];
+bra END;
+READER:
+AGAIN:
+mbarrier.try_wait.parity.shared.b64 %p3, [bar], 0;
+@!%p3 bra AGAIN;
+ld.shared.u32 %r4, [%r2+-128];
+st.global.u32 [%d11], %r4;
+END:
+setp.eq.u32 %p4, %r0, 1000;
+@%p4 fence.acq_rel.gpu;
+@!%p4 bra OUT;
+bar.sync 3;
+OUT:
+"""
+
+
+@pytest.fixture(scope="module")
+def mutation():
+    gpu = Gpu("sm_90a", unwritten="nan")
+    gpu.captures = []
+    run(BODY, gpu=gpu, threads=64, shared=512)
+    (capture,) = gpu.captures
+    return Mutation(capture, schedules(3))
+
+
+def test_verdicts(mutation):
+    verdicts = [mutation.judge(mutant) for mutant in mutation.mutants()]
+    found = {(v.mutant.kind, v.mutant.change, v.mutant.text.split()[0].split(".")[0]): v for v in verdicts}
+    outcomes = [(v.mutant.kind, v.mutant.change, v.outcome) for v in verdicts]
+    assert outcomes == [
+        ("count", "one more", "caught"),
+        ("barrier", "removed", "survived"),  # either of two in a row may go, not both
+        ("barrier", "id 3, used elsewhere", "survived"),
+        ("barrier", "removed", "equivalent"),
+        ("barrier", "id 3, used elsewhere", "survived"),
+        ("arrive", "removed", "caught"),
+        ("wait", "removed", "caught"),
+        ("phase", "flipped", "caught"),
+        ("fence", "removed", "equivalent"),
+        ("barrier", "removed", "not executed"),
+        ("barrier", "id 0, used elsewhere", "not executed"),
+    ]
+    assert found["arrive", "removed", "mbarrier"].how.startswith("DeadlockError, round_robin 0")
+    assert found["wait", "removed", "mbarrier"].how.startswith("DataRaceError")
+
+
+def test_a_capture_runs_again(mutation):
+    results = mutation.capture.replay(mutation.program, schedule="priority", seed=5)
+    (words,) = [data.view(np.uint32) for name, data in results.items() if name.startswith("a ")]
+    assert (words[32:64] == np.arange(32)).all()
+
+
+def test_a_changed_value_is_caught(mutation):
+    name, before = next((n, d) for n, d in mutation.results[0].items() if n.startswith("a "))
+    after = before.copy()
+    after.view(np.uint32)[40] = np.float32(1e9).view(np.uint32)
+    assert mutation._close(name, before)
+    assert not mutation._close(name, after)
