@@ -251,7 +251,8 @@ class Run:
 
 def run(inputs, options, config=None):
     blocks = Blocks()
-    gpu = Gpu(ARCH, observer=blocks)
+    gpu = Gpu(ARCH)
+    gpu.observer = blocks
     artifact = compiled(inputs.q, inputs.v, options, config, ARCH)
     results = attention(gpu, inputs.q, inputs.k, inputs.v, options, artifact=artifact)
     assert_right(results, inputs, options)
