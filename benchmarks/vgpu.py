@@ -50,8 +50,8 @@ def ours(arguments: argparse.Namespace) -> Iterator[Run]:
     from fa4.testing import AttentionShape, make_inputs
     from fa4.vgpu import Gpu
 
-    sys.path.insert(0, str(ROOT / "tests" / "vgpu"))
-    attention = import_module("ampere_forward").attention
+    sys.path.insert(0, str(ROOT / "tests"))
+    attention = import_module("forward_call").attention
     inputs = make_inputs(AttentionShape(1, arguments.seqlen, arguments.seqlen, 1, 1, arguments.head_dim))
     for _ in range(arguments.repeats + 1):
         gpu = Gpu("sm_80", schedule=arguments.schedule)
