@@ -193,7 +193,7 @@ def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: in
     """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V, and O."""
     d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
     output = 0 if config.o_over_q else rows * dv
-    size = 3072 + ELEMENT_BYTES * (rows * max(d, dv if config.o_over_q else 0) + config.stages * config.tile_n * max(d, dv) + output)
+    size = 3072 + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * config.tile_n * max(d, dv) + output)
     arithmetic = (
         f"3072 + (Q {rows} x {d} + {config.stages} stages x {config.tile_n} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
         f"= {size} bytes"

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fa4.emulate_exp.coefficients import COEFFICIENTS
+from fa4.emulate_exp.coefficients import COEFFICIENTS, CONTINUOUS
 from fa4.errors import Fa4Error
 
 
@@ -35,15 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def derive(degrees: Sequence[int]) -> int:
     """Print the coefficients found, and whether they are those in use."""
-    from fa4.emulate_exp.derive import derive
+    from fa4.emulate_exp.derive import derive, derive_continuous
 
     status = 0
     for degree in degrees:
-        found = derive(degree)
-        same = found == COEFFICIENTS[degree]
-        status |= not same
-        print(f"degree {degree}: {', '.join(map(repr, found))}\n  {'as in use' if same else f'IN USE: {COEFFICIENTS[degree]}'}", flush=True)
+        status |= _compare(f"degree {degree}", derive(degree), COEFFICIENTS[degree])
+        if degree in CONTINUOUS:
+            status |= _compare(f"degree {degree}, continuous", derive_continuous(), CONTINUOUS[degree])
     return status
+
+
+def _compare(name: str, found: tuple[float, ...], used: tuple[float, ...]) -> bool:
+    """Print one line of ``derive``; whether they differ."""
+    verdict = "as in use" if found == used else f"IN USE: {used}"
+    print(f"{name}: {', '.join(map(repr, found))}\n  {verdict}", flush=True)
+    return found != used
 
 
 if __name__ == "__main__":

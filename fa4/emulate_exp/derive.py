@@ -126,9 +126,10 @@ def _improve(start: Coefficients, f: npt.NDArray[np.float32], target: Float64Arr
 
 
 def derive_continuous(iterations: int = 4000) -> Coefficients:
-    """Minimax coefficients of degree 3 with p(1) = 2 besides p(0) = 1, before rounding: 1 + f + f (1 - f) (a + b f).
+    """Minimax coefficients of degree 3 with p(1) = 2 besides p(0) = 1, each a float32 number: 1 + f + f (1 - f) (a + b f).
 
-    Lawson's algorithm: least squares whose weights are multiplied by the error until the largest is least.
+    Lawson's algorithm finds a and b: least squares whose weights are multiplied by the error until the largest is least. Then c2 and c3
+    are tried near their rounded values, with the c1 that makes the float32 p(1) exactly 2, and judged by float32 arithmetic.
     """
     f = _GRID[1:-1]
     basis = np.stack([f * (1 - f), f * f * (1 - f)], axis=1) * np.exp2(-f)[:, None]
@@ -143,4 +144,17 @@ def derive_continuous(iterations: int = 4000) -> Coefficients:
             best, least = (float(found[0]), float(found[1])), error.max()
         weights = weights * error / (weights * error).sum()
     a, b = best
-    return (1.0, 1 + a, b - a, -b)
+    fractions = (np.arange(0, 2**FRACTION_BITS, _FIRST_FRACTIONS) / 2**FRACTION_BITS).astype(np.float32)
+    exact = np.exp2(fractions.astype(np.float64))
+    return min(_reaching_two(b - a, -b), key=lambda c: largest_error(c, fractions, exact))
+
+
+def _reaching_two(c2: float, c3: float) -> Iterable[Coefficients]:
+    """Float32 coefficients near c2 and c3 with a c1 for which Horner's scheme gives p(1) = 2."""
+    for i in range(-24, 25):
+        for j in range(-40, 41, 5):
+            near2, near3 = ((np.float32(c).view(np.int32) + np.int32(step)).view(np.float32) for c, step in ((c2, i), (c3, j)))
+            upper = float(near2 + near3)
+            c1 = float(np.float32(1 - upper))
+            if c1 + upper == 1:
+                yield (1.0, c1, float(near2), float(near3))

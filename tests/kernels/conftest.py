@@ -35,6 +35,9 @@ def compile_ptx(problem, arch):
     artifact = get(problem, config(problem, get_arch(arch)), arch)
     (kernel,) = artifact.kernels
     needs = kernel.resources
+    if needs.spill_stores is None:  # it has a stack: how much it spills comes with a line table only
+        (told,) = get(problem, config(problem, get_arch(arch)), arch, line_info=True).kernels
+        needs = told.resources
     spills = needs.spill_stores, needs.spill_loads
     return Compiled(kernel.name, artifact.ptx, needs.registers, needs.stack, *spills, kernel.launch.dynamic_shared)
 

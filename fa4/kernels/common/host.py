@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, const_expr
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from fa4.kernels.common.mask import band_limits
 from fa4.problem import AttentionProblem
 
 DTYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}
@@ -22,12 +23,18 @@ class Limits(NamedTuple):
     right: Int32 | None
 
 
-class Divisors(NamedTuple):
-    """Exact divisions by run-time counts: query tiles, query heads, and query heads per key head."""
-
-    tiles: cute.FastDivmodDivisorV2
-    heads: cute.FastDivmodDivisorV2
-    group: cute.FastDivmodDivisorV2
+@cute.jit
+def call_limits(
+    problem: cutlass.Constexpr[AttentionProblem],
+    seqlens: tuple[Int32, Int32],
+    window_left: Int32 | None,
+    window_right: Int32 | None,
+) -> Limits:
+    """The limits of a call with lengths (Sq, Sk); ``problem.causal`` stands for a right bound of 0, and cuts a given one to 0."""
+    right = window_right
+    if const_expr(problem.causal):
+        right = Int32(0) if const_expr(window_right is None) else cutlass.min(window_right, 0)
+    return Limits(*band_limits(*seqlens, window_left, right))
 
 
 def kernel_name(family: str, problem: AttentionProblem, suffix: str) -> str:

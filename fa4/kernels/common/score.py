@@ -20,7 +20,7 @@ class ScoreScalars(NamedTuple):
     """Run-time numbers that turn a product into a score in log2 units, ``scale_log2 * x`` with ``scale_log2`` > 0.
 
     Without softcap x is the product, and ``flip_q`` = 0x80008000 where the scale is negative, else 0: Q is negated instead, so that
-    the largest product always has the largest score. With softcap x is what ``cap`` makes of it.
+    the largest product always has the largest score. With softcap x is what ``capped`` makes of it.
     """
 
     scale_log2: Float32
@@ -38,14 +38,19 @@ def score_scalars(softmax_scale: Float32, softcap: Float32 | None) -> ScoreScala
     return ScoreScalars(scale_log2, Int32(-0x7FFF8000) if negative else Int32(0), None)
 
 
-@cute.jit
-def cap(acc_S: cute.Tensor, gain: Float32) -> None:
-    """Replace products by tanh(softmax_scale * product / softcap) / 2; ``gain`` = 2 * log2(e) * softmax_scale / softcap, of either sign.
+def capped(product: Float32, gain: Float32) -> Float32:
+    """tanh(softmax_scale * product / softcap) / 2; ``gain`` = 2 * log2(e) * softmax_scale / softcap, of either sign.
 
     tanh(x) / 2 = 1 / 2 - 1 / (1 + exp(2 x)) needs one exp2 and one reciprocal, and has an absolute error of about 2**-24 where
     tanh.approx has 2**-11 relative: as wrong as a score rounded to 16 bits. Where exp2 overflows, the reciprocal is 0.
     """
+    return 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(product * gain, fastmath=True))
+
+
+@cute.jit
+def cap(acc_S: cute.Tensor, gain: Float32) -> None:
+    """Replace the products of an mma.sync accumulator by ``capped`` ones."""
     S = by_row(acc_S)
     for r in cutlass.range_constexpr(cute.size(S, mode=[0])):
         for c in cutlass.range_constexpr(cute.size(S, mode=[1])):
-            S[r, c] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(S[r, c] * gain, fastmath=True))
+            S[r, c] = capped(S[r, c], gain)

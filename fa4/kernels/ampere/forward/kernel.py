@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr, memory
 
@@ -16,11 +15,19 @@ from fa4.kernels.ampere.forward.load import TileLoad
 from fa4.kernels.ampere.forward.mainloop import Mainloop
 from fa4.kernels.ampere.forward.mma import operands
 from fa4.kernels.common import online_softmax
-from fa4.kernels.common.host import DTYPES, Divisors, Limits, forward_arguments, kernel_name
-from fa4.kernels.common.mask import Band, band_limits
+from fa4.kernels.common.host import DTYPES, Limits, call_limits, forward_arguments, kernel_name
+from fa4.kernels.common.mask import Band
 from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
+
+
+class Divisors(NamedTuple):
+    """Exact divisions by run-time counts: query tiles, query heads, and query heads per key head."""
+
+    tiles: cute.FastDivmodDivisorV2
+    heads: cute.FastDivmodDivisorV2
+    group: cute.FastDivmodDivisorV2
 
 
 class AmpereForward:
@@ -77,16 +84,13 @@ class AmpereForward:
         """
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
-        right = window_right
-        if const_expr(self.problem.causal):
-            right = Int32(0) if const_expr(window_right is None) else cutlass.min(window_right, 0)
         tiles = cute.ceil_div(seqlen_q, self.config.tile_m)
         blocks = tiles * heads_q * batch
         if blocks > 0:
             divisors = Divisors(
                 cute.FastDivmodDivisorV2(tiles), cute.FastDivmodDivisorV2(heads_q), cute.FastDivmodDivisorV2(heads_q // heads_kv)
             )
-            limits = Limits(*band_limits(seqlen_q, seqlen_k, window_left, right))
+            limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
             AmpereForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             self.kernel(mQ, mK, mV, mO, mLSE, score_scalars(softmax_scale, softcap), limits, divisors).launch(
                 grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream

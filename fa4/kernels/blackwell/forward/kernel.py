@@ -15,8 +15,7 @@ from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellForwardConfig, 
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout
-from fa4.kernels.common.host import DTYPES, Limits, forward_arguments, kernel_name
-from fa4.kernels.common.mask import band_limits
+from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
@@ -68,9 +67,6 @@ class BlackwellForward:
         """Launch on ``stream``; arguments as in ``AmpereForward``."""
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
-        right = window_right
-        if const_expr(self.problem.causal):
-            right = Int32(0) if const_expr(window_right is None) else cutlass.min(window_right, 0)
         config = self.config
         rows, groups = heads_q * batch, heads_kv * batch
         blocks = cute.ceil_div(seqlen_q, config.q_tiles * TMEM_LANES)
@@ -81,17 +77,17 @@ class BlackwellForward:
             grid = blocks * rows
             if const_expr(config.order == "persistent"):
                 grid = cutlass.min(grid, config.ctas)
-            limits = Limits(*band_limits(seqlen_q, seqlen_k, window_left, right))
+            limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
             moves = []
-            for x, rows, op in (
+            for x, tile_rows, op in (
                 (mQ, TMEM_LANES, cpasync.CopyBulkTensorTileG2SOp()),
-                (mK, self.config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
-                (mV, self.config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
+                (mK, config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
+                (mV, config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
                 (mO, TMEM_LANES, cpasync.CopyBulkTensorTileS2GOp()),
             ):
                 by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
-                tile = (rows, padded_head_dim(x.shape[3]))
-                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(rows, x.shape[3], self.dtype), tile)))
+                tile = (tile_rows, padded_head_dim(x.shape[3]))
+                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(tile_rows, x.shape[3], self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
             self.kernel(*moves, mO, mLSE, score_scalars(softmax_scale, softcap), tiles).launch(

@@ -17,6 +17,7 @@ from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
 from fa4.kernels.blackwell.forward.storage import LANE
 from fa4.kernels.common.mask import Band
+from fa4.kernels.common.score import capped
 
 CHUNK = 32
 """Keys whose P is computed, rounded and stored at a time."""
@@ -115,7 +116,8 @@ def scores(
         for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
             part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
             if const_expr(c.scalars.gain is not None):
-                cap(part, c.scalars.gain)
+                for i in cutlass.range_constexpr(CHUNK):
+                    part[i] = capped(part[i], c.scalars.gain)
             if const_expr(masked):
                 hide(work.band, work.first_row + stage * TMEM_LANES + thread, tile * c.config.tile_n + chunk * CHUNK, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
@@ -164,13 +166,6 @@ def exponentials(c: Context, S: cute.Tensor, chunk: cutlass.Constexpr[int], refe
             S[i], S[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
         total = cute.arch.add_packed_f32x2(total, (S[i], S[i + 1]))
     return total[0] + total[1]
-
-
-@cute.jit
-def cap(S: cute.Tensor, gain: Float32) -> None:
-    """Capped scores of products, as ``fa4.kernels.common.score.cap``."""
-    for i in cutlass.range_constexpr(cute.size(S)):
-        S[i] = 0.5 - cute.arch.rcp_approx(1.0 + cute.math.exp2(S[i] * gain, fastmath=True))
 
 
 @cute.jit

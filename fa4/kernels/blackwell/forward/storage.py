@@ -69,7 +69,7 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     factor = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     slot = config.tile_n * max(d, dv)
-    base_Q = allocator.allocate_array(dtype, rows * d, byte_alignment=1024)
+    base_Q = allocator.allocate_array(dtype, rows * (max(d, dv) if config.o_over_q else d), byte_alignment=1024)
     base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
     base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, rows * dv, byte_alignment=1024)
     return Shared(
