@@ -88,6 +88,10 @@ class ProxyFenceError(VgpuError):
     """An asynchronous operation reads what was written generically without a proxy fence behind it (PTX ISA 8.6)."""
 
 
+class TensorFenceError(VgpuError):
+    """tcgen05.fence or wgmma.fence is missing (PTX ISA 9.7.16.6, 9.7.15.7.1)."""
+
+
 class MatrixDescriptorError(VgpuError, ValueError):
     """A descriptor of a matrix operand or of a tensor-core instruction with fields that contradict the ISA or each other."""
 

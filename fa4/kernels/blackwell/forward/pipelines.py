@@ -22,9 +22,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 
 from fa4.config import BlackwellForwardConfig
+from fa4.kernels.common.tcgen05 import fence_after_sync, fence_before_sync
 
 WARPS = 4
 """Warps of a softmax or correction warpgroup: each arrives once, after all its lanes have done their part."""
@@ -47,11 +48,16 @@ GRAPH = {
 }
 
 
+TENSOR_MEMORY = ("s_full", "p_ready", "p_last", "factor_full", "o_full")
+"""Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
+
+
 @dataclass(frozen=True)
 class Barrier:
-    """An array of mbarriers in shared memory."""
+    """An array of mbarriers in shared memory; ``tensor`` where they are of ``TENSOR_MEMORY``."""
 
     start: cute.Pointer
+    tensor: bool
 
     def at(self, index: Any) -> cute.Pointer:
         """One of them."""
@@ -61,10 +67,14 @@ class Barrier:
     def wait(self, index: Int32, phase: Int32) -> None:
         """Until the phase of this parity is complete."""
         cute.arch.mbarrier_wait(self.at(index), phase)
+        if const_expr(self.tensor):
+            fence_after_sync()
 
     @cute.jit
     def arrive(self, index: Int32) -> None:
         """Once for the warp, whose lanes have come this far and whose memory accesses are ordered before."""
+        if const_expr(self.tensor):
+            fence_before_sync()
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.at(index))
@@ -103,7 +113,7 @@ class Barriers:
         start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
         barriers, at = {}, 0
         for name, (_, ring) in GRAPH.items():
-            barriers[name] = Barrier(start + at)
+            barriers[name] = Barrier(start + at, name in TENSOR_MEMORY)
             at += config.stages if ring else config.q_tiles
         return Barriers(**barriers)
 
