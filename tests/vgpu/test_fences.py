@@ -86,7 +86,7 @@ def test_tensor_memory_is_not_used_after_it_was_given_back(schedule, seed):
     body = tensor_body()
     early = body.replace(LOADED, f"{LOADED}\n@SYNC\nsetp.ge.u32 %p1, %r0, 32;\n@%p1 bra FREED;\n{FREE}\nFREED:")
     assert run_tensor(early.replace("@SYNC", "bar.sync 0;"), "hazards", schedule, seed)
-    with pytest.raises((DataRaceError, TensorMemoryError), match="given back here|not allocated"):
+    with pytest.raises((DataRaceError, TensorMemoryError), match=r"given back here|not allocated"):
         run_tensor(early.replace("@SYNC", ""), "hazards", schedule, seed)
 
 
@@ -121,12 +121,14 @@ def again(between, transform=lambda text: text):
     return hopper.simple(before=GENERIC, transform=twice)[:2]
 
 
+WRITTEN, READ = (f"a register of the result that was {how}" for how in ("written", "read"))
+SCALE, SUM = "add.f32 %r21, %r21, %r21;", "add.f32 %r200, %r20, %r21;"
 WGMMA_FAULTS = {
     # (clean, faulty, checks, message)
-    "accumulators written": (f"mov.b32 %r20, 0;\n{FENCE}", f"{FENCE}\nmov.b32 %r20, 0;", "hazards", "a register of the result that was written"),
-    "accumulators scaled": (f"add.f32 %r21, %r21, %r21;\n{FENCE}", "add.f32 %r21, %r21, %r21;", "hazards", "a register of the result that was written"),
-    "accumulators read": (f"add.f32 %r200, %r20, %r21;\n{FENCE}", "add.f32 %r200, %r20, %r21;", "isa", "a register of the result that was read"),
-}  # fmt: skip
+    "accumulators written": (f"mov.b32 %r20, 0;\n{FENCE}", f"{FENCE}\nmov.b32 %r20, 0;", "hazards", WRITTEN),
+    "accumulators scaled": (f"{SCALE}\n{FENCE}", SCALE, "hazards", WRITTEN),
+    "accumulators read": (f"{SUM}\n{FENCE}", SUM, "isa", READ),
+}
 
 
 @pytest.mark.parametrize("name", WGMMA_FAULTS)
@@ -148,7 +150,7 @@ def test_registers_of_wgmma_need_a_fence(name):
 def test_the_first_wgmma_needs_a_fence():
     body, memory, _ = hopper.simple(before=GENERIC)
     run_wgmma(body, memory, "isa")
-    with pytest.raises(TensorFenceError, match="the first wgmma has no wgmma.fence in front of it"):
+    with pytest.raises(TensorFenceError, match=r"the first wgmma has no wgmma\.fence in front of it"):
         run_wgmma(body.replace(FENCE, ""), memory, "hazards")
 
 
