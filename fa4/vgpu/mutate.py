@@ -30,6 +30,7 @@ def schedules(count: int) -> Schedules:
     return [("round_robin", 0), *(("priority", seed) for seed in range(1, count))]
 
 
+_MORE_IN_FLIGHT = "one group more in flight"
 _PATIENCE = 30
 """How many times more blocks than the unchanged kernel a mutant may execute."""
 
@@ -113,7 +114,7 @@ def _changes(op: Op, kernel: Kernel, ids: set[str]) -> Iterator[tuple[str, str, 
         yield "wait", "removed", ()
         if "wait_group" in words and isinstance(op.operands[0], Immediate):
             more = Immediate(str(int(op.operands[0].text) + 1))
-            yield "stage", "one group more in flight", (replace(op, operands=(more, *op.operands[1:])),)
+            yield "stage", _MORE_IN_FLIGHT, (replace(op, operands=(more, *op.operands[1:])),)
     elif words.startswith(("fence", "membar", "tcgen05.fence", "wgmma.fence")):
         yield "fence", "removed", ()
     elif op.name in ("ld", "st", "red", "atom") and {"acquire", "release", "acq_rel"} & set(op.mods):
@@ -205,16 +206,20 @@ class Mutation:
             wrong = [name for name, data in results.items() if not self._close(name, data)]
             if wrong:
                 return Verdict(mutant, "caught", number, f"wrong values in {wrong[0]}, {schedule} {seed}")
-        if mutant.change == "removed" and original not in self.effective and _can_be_redundant(mutant, self.checks):
-            return Verdict(mutant, "equivalent", len(self.schedules), "whenever it ran, all that it orders was ordered already")
-        if (
-            mutant.kind == "barrier"
-            and mutant.change.startswith("id ")
-            and not mutant.change.endswith("elsewhere")
-            and original not in self.mixed
-        ):
-            return Verdict(mutant, "equivalent", len(self.schedules), "no other instruction ever arrived at either barrier with it")
+        why = self._equivalence(mutant, original)
+        if why:
+            return Verdict(mutant, "equivalent", len(self.schedules), why)
         return Verdict(mutant, "survived", len(self.schedules), "every conflicting access is still ordered")
+
+    def _equivalence(self, mutant: Mutant, original: int) -> str:
+        """Why a mutant that passed orders what the instruction with the identity ``original`` does; "" if nothing shows it."""
+        if mutant.change in ("removed", _MORE_IN_FLIGHT) and original not in self.effective and _can_be_redundant(mutant, self.checks):
+            return "whenever it ran, all that it orders was ordered already"
+        if mutant.kind == "barrier" and mutant.change.startswith("id ") and original not in self.mixed:
+            (op,) = mutant.instead
+            if not any(code.sites.numbers.get(id(op)) in code.sites.mixed for code in self.program.code.values()):
+                return "neither as it is nor so did any other instruction ever arrive in the same phase"
+        return ""
 
     def _close(self, name: str, data: Array) -> bool:
         kind, limit = self.limits[name]
@@ -227,7 +232,7 @@ def _can_be_redundant(mutant: Mutant, checks: str) -> bool:
     opcode = mutant.text.split(maxsplit=1)[-1] if mutant.text.startswith("@") else mutant.text
     if opcode.startswith("tcgen05.fence") and checks != "isa":
         return False
-    return mutant.kind in ("wait", "barrier", "fence") and not opcode.startswith(("bar.arrive", "barrier.cta.arrive"))
+    return mutant.kind in ("wait", "stage", "barrier", "fence") and not opcode.startswith(("bar.arrive", "barrier.cta.arrive"))
 
 
 _KINDS = ("bf16", "f16", "f32")

@@ -120,8 +120,7 @@ class BlackwellForward:
         )
         columns.allocate(512)
         columns.wait_for_alloc()
-        start = columns.retrieve_ptr(Float32)
-        cute.arch.sync_threads()
+        start = columns.retrieve_ptr(Float32)  # behind a barrier of all threads, and so behind the initialisation
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)

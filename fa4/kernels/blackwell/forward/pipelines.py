@@ -48,16 +48,19 @@ GRAPH = {
 }
 
 
-TENSOR_MEMORY = ("s_full", "p_ready", "p_last", "factor_full", "o_full")
+TENSOR_MEMORY = ("s_full", "p_ready", "p_last", "o_full")
 """Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
+
+TENSOR_MEMORY_SEEN = (*TENSOR_MEMORY, "factor_full")
+"""Those whose waiters go on in tensor memory; factor_full hands on what the commit of s_full did."""
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """An array of mbarriers in shared memory; ``tensor`` where they are of ``TENSOR_MEMORY``."""
+    """An array of mbarriers in shared memory; its name is one of ``GRAPH``."""
 
     start: cute.Pointer
-    tensor: bool
+    name: str
 
     def at(self, index: Any) -> cute.Pointer:
         """One of them."""
@@ -67,13 +70,13 @@ class Barrier:
     def wait(self, index: Int32, phase: Int32) -> None:
         """Until the phase of this parity is complete."""
         cute.arch.mbarrier_wait(self.at(index), phase)
-        if const_expr(self.tensor):
+        if const_expr(self.name in TENSOR_MEMORY_SEEN):
             fence_after_sync()
 
     @cute.jit
     def arrive(self, index: Int32) -> None:
         """Once for the warp, whose lanes have come this far and whose memory accesses are ordered before."""
-        if const_expr(self.tensor):
+        if const_expr(self.name in TENSOR_MEMORY):
             fence_before_sync()
         cute.arch.sync_warp()
         with cute.arch.elect_one():
@@ -113,7 +116,7 @@ class Barriers:
         start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
         barriers, at = {}, 0
         for name, (_, ring) in GRAPH.items():
-            barriers[name] = Barrier(start + at, name in TENSOR_MEMORY)
+            barriers[name] = Barrier(start + at, name)
             at += config.stages if ring else config.q_tiles
         return Barriers(**barriers)
 
