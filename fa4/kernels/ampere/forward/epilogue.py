@@ -30,8 +30,8 @@ def store_output(
 ) -> None:
     """Round acc_O to 16 bits and write the rows of ``mO`` (Sq, Dv) that exist, through ``sO`` (tile_m, padded Dv).
 
-    ``sO`` lies over Q, with ``columns_Q`` columns, and where they differ over K and V: then all warps must be done with those. Where they are
-    equal a warp overwrites only rows that it alone has read, and needs no barrier before.
+    ``sO`` lies over Q, with ``columns_Q`` columns, and where they differ over K and V: then all warps must be done with those. Where they
+    are equal a warp overwrites only rows that it alone has read, and needs no barrier before.
     """
     tidx = thread_index()
     rows, columns, head_dim = cute.size(sO, mode=[0]), cute.size(sO, mode=[1]), mO.shape[1]
