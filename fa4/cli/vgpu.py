@@ -129,8 +129,8 @@ def _own(arguments: argparse.Namespace) -> Capture:
 
     if arguments.direction == "backward":
         raise ArgumentError("direction", "backward", "this project has no backward kernel", "use --peer flash-attn-4")
-    dims = arguments.head_dim
-    inputs = make_inputs(AttentionShape(1, *arguments.lengths, arguments.heads, arguments.heads, *dims), torch.bfloat16)
+    (seqlen_q, seqlen_k), heads, dims = arguments.lengths, arguments.heads, arguments.head_dim
+    inputs = make_inputs(AttentionShape(1, seqlen_q, seqlen_k, heads, heads, *dims), torch.bfloat16)
     gpu = Gpu(arguments.arch)
     gpu.captures = []
     options = AttentionOptions(1.0, *normalise_window((None, None), arguments.causal))
