@@ -35,7 +35,10 @@ def following(slot: Slot, stages: cutlass.Constexpr[int]) -> Slot:
 
 @dataclass(frozen=True)
 class Work:
-    """Query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first."""
+    """Query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first.
+
+    The CTAs of a pair have query tiles of their own and visit the same key tiles.
+    """
 
     first_row: Int32
     head: Int32
@@ -59,13 +62,14 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a role needs. ``tmem`` is the address of the first column."""
+    """Everything a role needs. ``tmem`` is the address of the first column, ``rank`` that of the CTA in its cluster."""
 
     config: BlackwellForwardConfig
     head_dims: tuple[int, int]
     dtype: Any
     shared: Shared
     tmem: Int32
+    rank: Int32
     tiles: Tiles
     seqlens: tuple[Int32, Int32]
     scalars: ScoreScalars
@@ -82,15 +86,21 @@ class Context:
         falling = self.config.order == "lpt" and self.tiles.limits.right is not None
         query_tile, head, batch = tile_at(index, self.tiles.order, falling)
         band = Band(*self.seqlens, self.tiles.limits.left, self.tiles.limits.right)
-        first_row = query_tile * rows
-        return Work(first_row, head, batch, band, band.key_tiles(first_row, rows, self.config.tile_n))
+        together = self.config.cluster * rows
+        first_row = query_tile * together + self.rank * rows
+        tiles = band.key_tiles(query_tile * together, together, self.config.tile_n)
+        if const_expr(self.config.cta_pair):
+            tiles = band.full_for(tiles, first_row, rows, self.config.tile_n)
+        return Work(first_row, head, batch, band, tiles)
 
 
 @cute.jit
-def each_tile(c: Context, visit: cutlass.Constexpr[Callable[..., Any]], state: Any, *more: Any) -> None:
-    """``state = visit(c, work, state, *more)`` for the tiles of this CTA: one, or every so many-th in the persistent order."""
+def each_tile(c: Context, visit: cutlass.Constexpr[Callable[..., Any]], state: Any, *more: Any) -> Any:
+    """``state = visit(c, work, state, *more)`` for the tiles of this cluster: one, or every so many-th in the persistent order."""
+    first, step = cute.arch.block_idx()[0] // c.config.cluster, cute.arch.grid_dim()[0] // c.config.cluster
     if const_expr(c.config.order == "persistent"):
-        for index in cutlass.range(cute.arch.block_idx()[0], c.tiles.order.tiles, cute.arch.grid_dim()[0], unroll=1):
+        for index in cutlass.range(first, c.tiles.order.tiles, step, unroll=1):
             state = visit(c, c.work(index), state, *more)
     else:
-        visit(c, c.work(cute.arch.block_idx()[0]), state, *more)
+        state = visit(c, c.work(first), state, *more)
+    return state
