@@ -129,6 +129,8 @@ PAIR_COLUMNS = 32
 """N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512
 TMEM_LANES = 128
+PACKS = tuple(1 << i for i in range(8))
+"""How many heads may share the rows of a tile."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,9 @@ class BlackwellForwardConfig:
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
     half of every K tile's keys and of every V tile's columns, which the tensor cores of both read.
+
+    With ``pack_heads`` above 1, a power of two, the rows of a tile are pairs of a position and one of the query heads that share a key
+    head, heads fastest: 128 / pack_heads positions. A group has at most that many heads; places of fewer heads are empty.
     """
 
     stages: int
@@ -156,6 +161,7 @@ class BlackwellForwardConfig:
     ctas: int = 148
     l2_budget: int = 63 << 20
     cta_pair: bool = False
+    pack_heads: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
@@ -170,6 +176,7 @@ class BlackwellForwardConfig:
                 f"128 x (2 x {softmax} + {correction} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
                 "for example (192, 80, 48)",
             ),
+            "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
             "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
         }
@@ -181,6 +188,11 @@ class BlackwellForwardConfig:
     def cluster(self) -> int:
         """CTAs that multiply together."""
         return 2 if self.cta_pair else 1
+
+    @property
+    def positions(self) -> int:
+        """Query positions of a query tile."""
+        return TMEM_LANES // self.pack_heads
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
-from fa4.config import TMEM_LANES, BlackwellForwardConfig
+from fa4.config import BlackwellForwardConfig
 from fa4.kernels.blackwell.forward.pipelines import Barriers
 from fa4.kernels.blackwell.forward.storage import Shared
 from fa4.kernels.common.host import Limits
@@ -35,12 +35,13 @@ def following(slot: Slot, stages: cutlass.Constexpr[int]) -> Slot:
 
 @dataclass(frozen=True)
 class Work:
-    """Query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first.
+    """Query tiles of one (head, batch), from position ``first`` on, and the key tiles that they visit, last one first.
 
+    Where heads are packed, ``head`` is the key head that they share.
     The CTAs of a pair have query tiles of their own and visit the same key tiles.
     """
 
-    first_row: Int32
+    first: Int32
     head: Int32
     batch: Int32
     band: Band
@@ -50,6 +51,14 @@ class Work:
     def count(self) -> Int32:
         """Key tiles."""
         return self.tiles.end - self.tiles.begin
+
+
+class Query(NamedTuple):
+    """What a row of a tile stands for, if for anything."""
+
+    position: Int32
+    head: Int32
+    exists: Boolean
 
 
 class Tiles(NamedTuple):
@@ -82,16 +91,37 @@ class Context:
     @cute.jit
     def work(self, index: Int32) -> Work:
         """The tile of a number; where the right side is bounded the longest tiles come first."""
-        rows = self.config.q_tiles * TMEM_LANES
+        rows = self.config.q_tiles * self.config.positions
         falling = self.config.order == "lpt" and self.tiles.limits.right is not None
         query_tile, head, batch = tile_at(index, self.tiles.order, falling)
         band = Band(*self.seqlens, self.tiles.limits.left, self.tiles.limits.right)
         together = self.config.cluster * rows
-        first_row = query_tile * together + self.rank * rows
+        first = query_tile * together + self.rank * rows
         tiles = band.key_tiles(query_tile * together, together, self.config.tile_n)
         if const_expr(self.config.cta_pair):
-            tiles = band.full_for(tiles, first_row, rows, self.config.tile_n)
-        return Work(first_row, head, batch, band, tiles)
+            tiles = band.full_for(tiles, first, rows, self.config.tile_n)
+        return Work(first, head, batch, band, tiles)
+
+    @cute.jit
+    def query(self, work: Work, row: Int32) -> Query:
+        """The query of a row of this CTA."""
+        position, head, exists = work.first + row, work.head, Boolean(True)
+        if const_expr(self.config.pack_heads > 1):
+            group, member = self.tiles.group.divisor, row % self.config.pack_heads
+            position, head = work.first + row // self.config.pack_heads, work.head * group + member
+            exists = Boolean(member < group)
+        return Query(position, head, exists & Boolean(position < self.seqlens[0]))
+
+    @cute.jit
+    def key_head(self, work: Work) -> Int32:
+        """The key head that the query tiles use."""
+        return work.head if const_expr(self.config.pack_heads > 1) else work.head // self.tiles.group
+
+    @cute.jit
+    def query_tile(self, work: Work, stage: cutlass.Constexpr[int]) -> Any:
+        """Coordinate of a tile of Q or O among the tiles of rows."""
+        tile = work.first // self.config.positions + stage
+        return (0, tile) if const_expr(self.config.pack_heads > 1) else tile
 
 
 @cute.jit

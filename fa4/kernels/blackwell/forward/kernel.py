@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, TMEM_LANES, WARP, BlackwellForwardConfig, check_blackwell_forward
+from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, WARP, BlackwellForwardConfig, check_blackwell_forward
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.pipelines import LEADER
@@ -26,7 +26,7 @@ THREADS = 512
 
 
 class Tma(NamedTuple):
-    """A copy between tiles in shared memory and a tensor in global memory, by coordinates (sequence, head dim, head, batch)."""
+    """A copy between tiles in shared memory and a tensor in global memory, see ``by_head`` and ``by_group``."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
@@ -71,12 +71,14 @@ class BlackwellForward:
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
         config = self.config
-        rows, groups = heads_q * batch, heads_kv * batch
-        blocks = cute.ceil_div(seqlen_q, config.cluster * config.q_tiles * TMEM_LANES)
+        packed = config.pack_heads > 1
+        heads = heads_kv if const_expr(packed) else heads_q
+        rows, groups = heads * batch, heads_kv * batch
+        blocks = cute.ceil_div(seqlen_q, config.cluster * config.q_tiles * config.positions)
         if blocks * rows > 0:
             operands = Int64(seqlen_k) * (sum(self.head_dims) * ELEMENT_BYTES)
-            section = section_size(operands, Int64(groups), Int64(heads_q // heads_kv), config.l2_budget)
-            order = tile_order(Int64(blocks), Int64(heads_q), Int64(batch), section, config.order)
+            section = section_size(operands, Int64(groups), Int64(heads // heads_kv), config.l2_budget)
+            order = tile_order(Int64(blocks), Int64(heads), Int64(batch), section, config.order)
             grid = blocks * rows * config.cluster
             if const_expr(config.order == "persistent"):
                 grid = cutlass.min(grid, config.ctas)
@@ -84,14 +86,14 @@ class BlackwellForward:
             load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO if config.cta_pair else tcgen05.CtaGroup.ONE)
             shapes = tile_shapes(config, self.head_dims)
             moves = []
-            for x, tile, op in (
-                (mQ, shapes.Q, load_op),
-                (mK, shapes.K, load_op),
-                (mV, shapes.V, load_op),
-                (mO, shapes.O, cpasync.CopyBulkTensorTileS2GOp()),
+            for x, group, tile, op in (
+                (mQ, heads_q // heads_kv, shapes.Q, load_op),
+                (mK, None, shapes.K, load_op),
+                (mV, None, shapes.V, load_op),
+                (mO, heads_q // heads_kv, shapes.O, cpasync.CopyBulkTensorTileS2GOp()),
             ):
-                by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
-                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(*tile, self.dtype), tile)))
+                view = by_group(x, group) if const_expr(packed and group is not None) else by_head(x)
+                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
             self.kernel(*moves, mO, mLSE, score_scalars(softmax_scale, softcap), tiles).launch(
@@ -131,7 +133,7 @@ class BlackwellForward:
         start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
         rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
 
-        seqlens = Q.tensor.shape[0], K.tensor.shape[0]
+        seqlens = mO.shape[1], K.tensor.shape[0]
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars)
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
@@ -149,7 +151,11 @@ class BlackwellForward:
                 if rank == LEADER:
                     mma.run(c)
             elif warp == LOAD:
-                sources = (load.Source(x.atom, x.tensor, to) for x, to in ((Q, shared.sQ), (K, shared.sK), (V, shared.sV)))
+                shapes = tile_shapes(config, self.head_dims)
+                sources = (
+                    load.Source(x.atom, x.tensor, to, shape)
+                    for x, to, shape in ((Q, shared.sQ, shapes.Q), (K, shared.sK, shapes.K), (V, shared.sV, shapes.V))
+                )
                 load.run(c, *sources)
             elif warp == EPILOGUE:
                 correction.store(c, O.atom, O.tensor)
@@ -157,6 +163,21 @@ class BlackwellForward:
         if warp == MMA:
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
             cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)
+
+
+@cute.jit
+def by_head(x: cute.Tensor) -> cute.Tensor:
+    """(sequence, head dim, head, batch) of (batch, sequence, head, head dim)."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
+
+
+@cute.jit
+def by_group(x: cute.Tensor, group: Int32) -> cute.Tensor:
+    """((head of the group, sequence), head dim, key head, batch) of (batch, sequence, head, head dim)."""
+    batch, sequence, heads, columns = x.shape
+    per_batch, per_row, per_head, _ = x.stride
+    stride = ((per_head, per_row), 1, cute.assume(per_head * group, divby=8), per_batch)
+    return cute.make_tensor(x.iterator, cute.make_layout(((group, sequence), columns, heads // group, batch), stride=stride))
 
 
 @cute.jit

@@ -110,7 +110,7 @@ def run(c: Context) -> None:
     if const_expr(c.scalars.flip_q is not None):
         qk = qk | NEGATE_A if c.scalars.flip_q != 0 else qk
     products = Products(
-        descriptor(c.shared.sQ.iterator.toint(), *shapes.Q),
+        descriptor(c.shared.sQ.iterator.toint(), TMEM_LANES, shapes.Q[1]),
         descriptor(c.shared.sK.iterator.toint(), *shapes.K),
         descriptor(c.shared.sV.iterator.toint(), *shapes.V),
         qk,

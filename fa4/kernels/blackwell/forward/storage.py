@@ -43,14 +43,23 @@ class Shared:
     sO: cute.Tensor
 
 
-def tile_layout(rows: int, columns: int, dtype: Any) -> cute.ComposedLayout:
+Rows = int | tuple[int, int]
+"""Rows of a tile, or where heads are packed (heads, positions)."""
+
+
+def tile_layout(rows: Rows, columns: int, dtype: Any) -> cute.ComposedLayout:
     """Layout (rows, columns) as TMA writes it: blocks of 64, 32 or 16 columns one after the other, their rows swizzled."""
+    if isinstance(rows, tuple):
+        heads, positions = rows
+        flat, width = tile_layout(heads * positions, columns, dtype), swizzle_columns(columns)
+        shape, stride = (rows, (width, columns // width)), ((width, heads * width), (1, heads * positions * width))
+        return cute.make_composed_layout(flat.inner, 0, cute.make_layout(shape, stride=stride))
     kinds = {64: tcgen05.SmemLayoutAtomKind.K_SW128, 32: tcgen05.SmemLayoutAtomKind.K_SW64, 16: tcgen05.SmemLayoutAtomKind.K_SW32}
     atom = tcgen05.make_smem_layout_atom(kinds[swizzle_columns(columns)], dtype)
     return cute.tile_to_shape(atom, (rows, columns), (0, 1))
 
 
-def tiles(base: cute.Pointer, shape: tuple[int, int], slots: tuple[int, int]) -> cute.Tensor:
+def tiles(base: cute.Pointer, shape: tuple[Rows, int], slots: tuple[int, int]) -> cute.Tensor:
     """Tensor (rows, columns, slots) of tiles of ``shape``: ``slots`` says how many, and how many elements apart."""
     layout = tile_layout(*shape, base.dtype)
     count, distance = slots
@@ -61,16 +70,17 @@ def tiles(base: cute.Pointer, shape: tuple[int, int], slots: tuple[int, int]) ->
 class Shapes(NamedTuple):
     """Rows and columns of the tiles of a CTA."""
 
-    Q: tuple[int, int]
+    Q: tuple[Rows, int]
     K: tuple[int, int]
     V: tuple[int, int]
-    O: tuple[int, int]
+    O: tuple[Rows, int]
 
 
 def tile_shapes(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> Shapes:
     """Of a pair each CTA has half of the operands that both multiply with: the keys of K, the columns of V."""
     d, dv = map(padded_head_dim, head_dims)
-    return Shapes((TMEM_LANES, d), (config.tile_n // config.cluster, d), (config.tile_n, dv // config.cluster), (TMEM_LANES, dv))
+    rows = (config.pack_heads, config.positions) if config.pack_heads > 1 else TMEM_LANES
+    return Shapes((rows, d), (config.tile_n // config.cluster, d), (config.tile_n, dv // config.cluster), (rows, dv))
 
 
 def slot_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> int:
