@@ -47,6 +47,7 @@ class BlackwellForward:
         """Stable name of the device function, without the suffix that the DSL adds."""
         config = self.config
         suffix = f"q{config.q_tiles}n{config.tile_n}s{config.stages}" + "pair" * config.cta_pair
+        suffix += f"h{config.pack_heads}" if config.pack_heads > 1 else ""
         return kernel_name("blackwell", self.problem, suffix)
 
     def compile_arguments(self) -> tuple[Any, ...]:
