@@ -88,10 +88,16 @@ def slot_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) ->
     return config.tile_n // config.cluster * max(map(padded_head_dim, head_dims))
 
 
+def query_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> int:
+    """Elements of a place of Q. Where O leaves through it, O of a query tile lies over Q of the same tile only, which has its own q_empty."""
+    d, dv = map(padded_head_dim, head_dims)
+    return TMEM_LANES * (max(d, dv) if config.o_over_q else d)
+
+
 def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: Any) -> Shared:
     """Lay the tiles out; sizes are those of ``fa4.config.blackwell_forward_shared_memory``."""
     shapes = tile_shapes(config, head_dims)
-    (_, d), (_, dv) = shapes.Q, shapes.O
+    dv = shapes.O[1]
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
@@ -99,7 +105,8 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     factor = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     slot = slot_elements(config, head_dims)
-    base_Q = allocator.allocate_array(dtype, rows * (max(d, dv) if config.o_over_q else d), byte_alignment=1024)
+    place = query_elements(config, head_dims)
+    base_Q = allocator.allocate_array(dtype, config.q_tiles * place, byte_alignment=1024)
     base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
     base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, rows * dv, byte_alignment=1024)
     return Shared(
@@ -107,8 +114,8 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
         address,
         factor,
         total,
-        tiles(base_Q, shapes.Q, (config.q_tiles, TMEM_LANES * d)),
+        tiles(base_Q, shapes.Q, (config.q_tiles, place)),
         tiles(base_K, shapes.K, (config.stages, slot)),
         tiles(base_K, shapes.V, (config.stages, slot)),
-        tiles(base_O, shapes.O, (config.q_tiles, TMEM_LANES * dv)),
+        tiles(base_O, shapes.O, (config.q_tiles, place if config.o_over_q else TMEM_LANES * dv)),
     )
