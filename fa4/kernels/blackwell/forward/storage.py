@@ -89,7 +89,7 @@ def slot_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) ->
 
 
 def query_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> int:
-    """Elements of a place of Q. Where O leaves through it, O of a query tile lies over Q of the same tile only, which has its own q_empty."""
+    """Elements of a place of Q. Where O leaves through it, O of a query tile lies over Q of the same tile only, whose q_empty tells."""
     d, dv = map(padded_head_dim, head_dims)
     return TMEM_LANES * (max(d, dv) if config.o_over_q else d)
 
