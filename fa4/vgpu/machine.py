@@ -275,7 +275,7 @@ class Gpu:
         """What repeats a run that is not in the default schedule."""
         if self.schedule == "round_robin" or self.scheduler is not None:
             return ""
-        options = {"schedule": self.schedule, "seed": self.seed}
+        options: dict[str, Any] = {"schedule": self.schedule, "seed": self.seed}
         defaults = {"resident": (self.resident, 4), "delay": ("early" if self.early else "late", "late"), "checks": (self.checks, "basic")}
         options |= {name: value for name, (value, default) in defaults.items() if value != default}
         return ", ".join(f"{name}={value!r}" for name, value in options.items())

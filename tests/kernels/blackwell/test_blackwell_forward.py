@@ -108,10 +108,10 @@ HANDFUL = [
 def assert_bitwise_equal_over(schedules, shape, options, dtype, configure=lambda inputs: None):
     inputs = make_inputs(shape, dtype)
     config = configure(inputs)
-    expected = attention(Gpu(ARCH), inputs.q, inputs.k, inputs.v, options, config)
+    expected = attention(Gpu(ARCH, checks="isa"), inputs.q, inputs.k, inputs.v, options, config)
     assert_right(expected, inputs, options)
     for schedule, seed, delay in schedules:
-        gpu = Gpu(ARCH, schedule=schedule, seed=seed, delay=delay, resident=1 + seed % 3)
+        gpu = Gpu(ARCH, schedule=schedule, seed=seed, delay=delay, resident=1 + seed % 3, checks="isa")
         results = attention(gpu, inputs.q, inputs.k, inputs.v, options, config)
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(results, expected, strict=True)), (schedule, seed, delay)
 
