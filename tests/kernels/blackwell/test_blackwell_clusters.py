@@ -182,6 +182,14 @@ SETTINGS = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", [0, 4, 16])
+def test_shares_of_exponentials(share):
+    inputs = make_inputs(AttentionShape(1, 300, 400, 1, 1, 64))
+    expected = 128 * (1 - share / 16)
+    assert expected <= run(inputs, FULL, configured(exp2=Exp2Policy(share))(inputs)).exponentials <= expected + 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [False, True], ids=["alone", "pair"])
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("options", [CAUSAL, FULL], ids=["causal", "full"])
