@@ -13,8 +13,8 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, WARP, BlackwellForwardConfig, check_blackwell_forward
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
-from fa4.kernels.blackwell.forward.pipelines import LEADER
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout, tile_shapes
+from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
