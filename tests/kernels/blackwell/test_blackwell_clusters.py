@@ -50,13 +50,14 @@ PERSISTENT_PAIR = configured(masked=False, cta_pair=True, ctas=4, rescale_thresh
 
 
 def checked(shape, options, configure, dtype=torch.bfloat16):
-    """The right numbers and the expected bytes, with hazards and canaries beside the outputs."""
+    """The right numbers and the expected bytes, with every check and canaries beside the outputs; nothing spills."""
     inputs = make_inputs(shape, dtype)
     config = configure(inputs)
-    assert_moves(run(inputs, options, config, checks="hazards"))
+    assert_moves(run(inputs, options, config, checks="isa"))
     whole_out, out = embedded((shape.batch, shape.seqlen_q, shape.heads_q, shape.dim_v), (1, 3, 1, 8), dtype)
     whole_lse, lse = embedded((shape.batch, shape.heads_q, shape.seqlen_q), (1, 1, 5), torch.float32)
     artifact = compiled(inputs.q, inputs.v, options, config, ARCH)
+    assert artifact.kernels[0].resources.stack == 0
     virtual.run(Gpu(ARCH), artifact, (inputs.q, inputs.k, inputs.v), (out, lse), scalars(options, shape.head_dim))
     assert_right((out.clone(), lse.clone()), inputs, options)
     assert changed_canaries(whole_out, out) == changed_canaries(whole_lse, lse) == 0
@@ -116,7 +117,7 @@ def test_faults_of_pairs_are_noticed(fault):
     broken = replace(artifact, ptx=FAULTS[fault](artifact.ptx))
     assert broken.ptx != artifact.ptx
     with pytest.raises(VgpuError):
-        attention(Gpu(ARCH, checks="hazards"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=broken)
+        attention(Gpu(ARCH, checks="isa"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=broken)
 
 
 def test_o_leaves_through_its_own_q():
