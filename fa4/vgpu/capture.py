@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fa4.vgpu.program import Program
 
 if TYPE_CHECKING:
-    from fa4.vgpu.report import Observer
+    from fa4.vgpu.observe import Observer
     from fa4.vgpu.state import Dim3
 
 Array = npt.NDArray[Any]

@@ -130,6 +130,9 @@ class _Limit:
     def __init__(self, blocks: int) -> None:
         self.left = blocks
 
+    def launch(self, *_: Any) -> None:
+        pass
+
     def block(self, *_: Any) -> None:
         self.left -= 1
         if self.left < 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from fa4.vgpu import syntax
@@ -194,6 +196,11 @@ class Block:
     end: Op | None
     targets: tuple[int, ...]
 
+    @property
+    def all(self) -> tuple[Op, ...]:
+        """All its instructions, ``end`` included."""
+        return self.ops if self.end is None else (*self.ops, self.end)
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -232,6 +239,16 @@ class Kernel:
     dynamic_align: int
     local_bytes: int
     variables: tuple[Variable, ...]
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every instruction in the order of the text; observers know them by their number here."""
+        return tuple(op for block in self.blocks for op in block.all)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Number of the first instruction of each block."""
+        return tuple(accumulate((len(block.all) for block in self.blocks), initial=0))
 
     @property
     def parameter_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,16 +77,6 @@ def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-class Observer(Protocol):
-    """Told what happens, in program order for each warp."""
-
-    def block(self, cta: int, warp: int, block: int, lanes: int) -> None:
-        """A warp begins a basic block with so many lanes."""
-
-    def event(self, cta: int, warp: int, kind: str, fields: dict[str, Any]) -> None:
-        """A warp executes an instruction that synchronises."""
-
-
 def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
     """What one launch did."""
     by_opcode: dict[str, int] = {}
@@ -95,7 +85,7 @@ def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
     totals = dict(launch.bytes)
     for (index, full), counts in launch.counts.items():
         block = launch.kernel.blocks[index]
-        ops = block.ops if block.end is None else (*block.ops, block.end)
+        ops = block.all
         times = int(counts.sum())
         warps += counts * len(ops)
         for op in ops:

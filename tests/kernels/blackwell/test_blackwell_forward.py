@@ -202,7 +202,10 @@ class Blocks:
         self.entries[warp, block] += 1
         self.lanes[block] += lanes
 
-    def event(self, cta, warp, kind, fields):
+    def launch(self, launch, program):
+        pass
+
+    def event(self, cta, warp, op, lanes, values):
         pass
 
 

@@ -1,0 +1,1 @@
+"""Predicted cycles: one execution is recorded, then replayed in a model of one SM."""
