@@ -73,8 +73,8 @@ class Actions:
         return sm.port.request(time, self.local_port) + self.machine.local_latency.value
 
     def tensor_stores(self, warp: Warp, time: float, step: Any, done: float) -> float:
-        """Wait until what was stored to tensor memory is there."""
-        return -max(time + 1.0, warp.stored)
+        """Wait until what was stored to tensor memory is there: the warp, or who waits for the scoreboard."""
+        return max(done, warp.stored) if step[4] else -max(time + 1.0, warp.stored)
 
     def tensor_store(self, warp: Warp, time: float, step: Any, done: float) -> float:
         """A store to tensor memory."""
@@ -116,12 +116,12 @@ class Actions:
         rank, offset, parity = event.data
         found = self._mbarrier(warp.cta, rank, offset)
         if found.passed(parity):
-            return -(time + self.try_wait)
+            return done
         found.waiting.append((warp, parity))
         return NEVER
 
     def _on_test(self, warp: Warp, time: float, event: Event, done: float) -> float:
-        return -(time + self.try_wait)
+        return done
 
     def _on_arrive(self, warp: Warp, time: float, event: Event, done: float) -> float:
         rank, offset, count, size = event.data

@@ -74,6 +74,8 @@ def cost(op: Op) -> Cost:
         return Cost("mma", "mma_latency", 33, 8, 2 * m * n * k)
     if name == "tcgen05":
         return _tensor(op)
+    if name == "mbarrier" and mods[0] in ("try_wait", "test_wait"):
+        return Cost("other", "try_wait", 20, 1)
     if name in ("elect", "mbarrier", "cp", "wgmma", "fence", "membar", "barrier", "setmaxnreg", "vote", "activemask", "bra", "brx"):
         return _OTHER
     return _ALU
