@@ -143,7 +143,11 @@ class Decoder:
             return None
         tensor, loads = "tensor" in op.mods, any(m.startswith("mbarrier::complete_tx") for m in op.mods)
         if not loads:
-            size = self._box(_one(values[0])) * lanes if tensor else _total(values[2], lanes)
+            if tensor:  # lanes that ask for the same box are one request: SASS issues it from uniform registers
+                requests = {(_at(values[0], lane), _at(values[1], lane)) for lane in range(lanes)}
+                size = sum(self._box(map_) for map_, _ in requests)
+            else:
+                size = _total(values[2], lanes)
             return "store", (size, int(op.mods[0] == "reduce"))
         signal, several = (values[2], 3) if tensor else (values[3], 4)
         if "shared::cta" in op.mods[3:] and "global" not in op.mods:

@@ -147,14 +147,16 @@ def _text(instruction: Instruction) -> str:
     return f"{instruction.opcode} {instruction.operands}".strip()
 
 
-def sass_schedule(trace: Trace, cubin: bytes) -> Schedule:
+def sass_schedule(trace: Trace, cubin: bytes | None = None) -> Schedule:
     """The order of the machine code for every recorded warp; that of a PTX list schedule for those that cannot be aligned.
+
+    ``cubin`` is what ptxas made of the trace's PTX; None: the one that the trace has.
 
     Raises:
         ModelError: the cubin is not that of the trace: it lacks the kernel, or no warp can be aligned.
         InspectionError: nvdisasm is missing or fails.
     """
-    code = machine_code(cubin, trace.kernel)
+    code = machine_code(trace.cubin if cubin is None else cubin, trace.kernel)
     aligner, builder = Aligner(code, trace.code), _Builder(code)
     aligner.prefer(_executed(trace))
     warps: dict[tuple[int, int], WarpSchedule] = {}

@@ -12,6 +12,7 @@ wants, is one event.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class CtaTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """One launch. Sizes in CTAs and threads; ``shared_bytes`` are all that a CTA has."""
+    """One launch. Sizes in CTAs and threads; ``shared_bytes`` are all that a CTA has; ``cubin`` is the machine code, where it is known."""
 
     arch: str
     kernel: str
@@ -66,6 +67,7 @@ class Trace:
     cluster: tuple[int, int, int]
     shared_bytes: int
     ctas: tuple[CtaTrace, ...]
+    cubin: bytes = b""
 
     @cached_property
     def code(self) -> Kernel:
@@ -96,7 +98,7 @@ class Trace:
             for c in self.ctas
         ]
         head = {name: getattr(self, name) for name in _HEAD}
-        return {"format": FORMAT, **head, "ctas": ctas}
+        return {"format": FORMAT, **head, "cubin": base64.b64encode(self.cubin).decode(), "ctas": ctas}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> Trace:
@@ -110,13 +112,14 @@ class Trace:
             raise ModelError("trace", found, f"must have format {FORMAT}", _REMEDY)
         try:
             head = {name: tuple(value) if isinstance(value := data[name], list) else value for name in _HEAD}
+            cubin = base64.b64decode(data["cubin"])
             ctas = tuple(
                 CtaTrace(c["index"], c["cluster"], c["rank"], tuple(_warp(w["path"], w["events"]) for w in c["warps"]))
                 for c in data["ctas"]
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError("trace", type(error).__name__, f"is damaged: {error}", _REMEDY) from error
-        return cls(**head, ctas=ctas)
+        return cls(**head, ctas=ctas, cubin=cubin)
 
     def save(self, path: str | Path) -> None:
         """Write a file (JSON, compressed by gzip)."""
@@ -245,5 +248,6 @@ class Recorder:
                 cluster=launch.cluster,
                 shared_bytes=launch.shared_bytes,
                 ctas=recorded,
+                cubin=self._program.cubin,
             )
         )

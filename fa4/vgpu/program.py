@@ -265,10 +265,12 @@ class Program:
     text: str = field(default="", compare=False, repr=False)
     code: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What the machine generated for it: kept here, so that it lives as long as the program and serves every launch."""
+    cubin: bytes = field(default=b"", compare=False, repr=False)
+    """What ptxas made of it, where that is known: not executed, but observers may want it."""
 
     @classmethod
-    def parse(cls, ptx: str) -> Program:
-        """Read PTX text.
+    def parse(cls, ptx: str, cubin: bytes = b"") -> Program:
+        """Read PTX text; ``cubin`` is kept for observers.
 
         Raises:
             PtxSyntaxError: it is not PTX, uses syntax that is not known here, or names what is not declared.
@@ -279,7 +281,7 @@ class Program:
         lines = ptx.splitlines()
         entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
         kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
-        return cls(module.target[0], kernels, ptx)
+        return cls(module.target[0], kernels, ptx, cubin=cubin)
 
     def kernel(self, name: str) -> Kernel:
         """The entry ``name``.

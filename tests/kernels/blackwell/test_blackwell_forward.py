@@ -263,7 +263,7 @@ def run(inputs, options, config=None):
     shape = AttentionShape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, d, dv)
     cost = Cost(shape, config or tuned(inputs, options.causal), options.causal)
     (kernel,) = artifact.kernels
-    return Run(results, gpu.report(), cost, blocks, virtual.parsed(artifact.ptx).kernel(kernel.name).blocks)
+    return Run(results, gpu.report(), cost, blocks, virtual.parsed(artifact.ptx, artifact.cubin).kernel(kernel.name).blocks)
 
 
 def assert_moves(found):
