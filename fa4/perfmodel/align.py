@@ -27,6 +27,7 @@ _ANCHORS = {
     "LDTM": "tld",
     "STTM": "tst",
     "UTMALDG": "load",
+    "UBLKCP.S.S": "copy",
     "UBLKCP": "load",
     "UTMASTG": "store",
     "UTMAREDG": "store",
@@ -60,7 +61,7 @@ def anchor(opcode: str) -> str:
         return _MATRIX[base]
     if base == "BAR" and rest and rest[0] not in ("SYNC", "ARV", "RED"):
         return ""
-    return _ANCHORS.get(f"{base}.{rest[0]}" if rest else base) or _ANCHORS.get(base, "")
+    return next((_ANCHORS[name] for n in (3, 2, 1) if (name := ".".join([base, *rest][:n])) in _ANCHORS), "")
 
 
 def kind_of(event: Event) -> str:
