@@ -11,7 +11,7 @@ from fa4.perfmodel.trace import Event
 from fa4.perfmodel.units import Gathering, Mbarrier, Port, Product
 
 if TYPE_CHECKING:
-    from fa4.perfmodel.replay import Cta, Simulation, Sm, Warp
+    from fa4.perfmodel.simulation import Cta, Simulation, Sm, Warp
 
 NEVER = float("inf")
 CHUNK = 4096
@@ -347,9 +347,12 @@ class Actions:
         size, wavefronts, _ = event.data
         sm = warp.cta.sm
         there = sm.copies.request(time, size / self.machine.copy.value) + self.s.shaken(self.machine.global_latency.value)
-        self.s.at(there, lambda now: sm.port.request(now, wavefronts) and None)
+        self.s.at(there, lambda now: self._written(sm, now, wavefronts))
         warp.copy_open = max(warp.copy_open, there + wavefronts)
         return done
+
+    def _written(self, sm: Sm, time: float, wavefronts: int) -> None:
+        sm.port.request(time, wavefronts)
 
     def _on_cp_commit(self, warp: Warp, time: float, event: Event, done: float) -> float:
         warp.copy_groups.append(warp.copy_open)

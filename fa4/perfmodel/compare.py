@@ -40,7 +40,7 @@ class Interval:
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """a / b, machine by machine.
+    """A / b, machine by machine.
 
     Raises:
         ModelError: they are not of one ensemble.
@@ -51,7 +51,7 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 
 def verdict(interval: Interval) -> str:
-    """"faster", "slower" or "undecided", for a ratio of speeds."""
+    """What a ratio of speeds says: "faster", "slower" or "undecided"."""
     if interval.low > UNDECIDED[1]:
         return "faster"
     return "slower" if interval.high < UNDECIDED[0] else "undecided"

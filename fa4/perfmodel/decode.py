@@ -69,7 +69,7 @@ class Decoder:
         if op.name == "cp":
             head = "cp.bulk" if op.mods[:2] == ("async", "bulk") else "cp.reduce" if op.mods[0] == "reduce" else "cp.async"
         found = _DECODERS.get(head) or _DECODERS.get(op.name)
-        return None if found is None else found.__get__(self)  # type: ignore[no-any-return]
+        return None if found is None else found.__get__(self)
 
     # mbarriers and barriers
 
@@ -179,7 +179,7 @@ class Decoder:
     def _box(self, address: int) -> int:
         """Bytes of a box of the tensor map at an address."""
         if address not in self._boxes:
-            self._boxes[address] = decode(self.launch.bytes_at(address, MAP_BYTES)).box_bytes
+            self._boxes[address] = decode(self.launch.read(address, MAP_BYTES)).box_bytes
         return self._boxes[address]
 
     def _st_async(self, op: Op, rank: int, lanes: int, values: Values) -> Decoded:

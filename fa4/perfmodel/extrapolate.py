@@ -17,21 +17,24 @@ from fa4.schedule import Schedule, TileProblem
 class Sample:
     """What one CTA (or cluster) took: ``steps`` of all its ``tiles``, from its launch to the end of its last store."""
 
-    steps: int
+    steps: float
     tiles: int
     cycles: float
 
 
 @dataclass(frozen=True)
 class TileCost:
-    """Cycles of a CTA: ``start`` for its launch, its first loads and its last stores, ``step`` for each pair of blocks, ``turn`` for each
-    tile after the first."""
+    """Cycles of a CTA.
+
+    ``start`` is for its launch, its first loads and its last stores, ``step`` for each pair of blocks, ``turn`` for each tile after the
+    first.
+    """
 
     start: float
     step: float
     turn: float = 0.0
 
-    def cycles(self, steps: int, tiles: int = 1) -> float:
+    def cycles(self, steps: float, tiles: int = 1) -> float:
         """Of a CTA with so many tiles, and steps in all of them together."""
         return self.start + self.step * steps + self.turn * (tiles - 1)
 
@@ -100,7 +103,10 @@ def streaming_cycles(problem: TileProblem, machine: Machine) -> float:
     return moved / machine.dram.value * machine.clock.value + 2 * machine.launch.value
 
 
-def problem_cycles(cost: TileCost, schedule: Schedule, machine: Machine, cluster: int = 1) -> float:
-    """Cycles of a whole call: its main kernel on all SMs, ``cluster`` of them for each CTA group, and what goes before and after."""
-    workers = int(machine.sms.value) // cluster
+def problem_cycles(cost: TileCost, schedule: Schedule, machine: Machine, each: float = 1) -> float:
+    """Cycles of a whole call: its main kernel on all SMs, and what goes before and after.
+
+    ``each`` is how many CTAs, or clusters of them, an SM holds: 1/2 for a pair, which takes two SMs.
+    """
+    workers = int(machine.sms.value * each)
     return makespan(cost, schedule, workers) + streaming_cycles(schedule.problem, machine)

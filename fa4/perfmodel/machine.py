@@ -70,27 +70,29 @@ class Machine:
     fma: Parameter
     mufu: Parameter
     smem: Parameter
-    fma2: Parameter = fixed(2, _PER_WARP, _STALLS)
-    alu: Parameter = fixed(2, _PER_WARP, f"16 lanes; {_STALLS}")
-    convert: Parameter = _guess(2, 1, 2, _PER_WARP, f"{_STALLS}; issued one clock after FFMA2, so another pipe than that")
-    uniform: Parameter = _guess(1, 1, 2, _PER_WARP)
-    lsu: Parameter = _guess(1, 1, 4, _PER_WARP)
-    branch: Parameter = _guess(6, 2, 12)
-    fma_latency: Parameter = _guess(4, 4, 5, source=_STALLS)
-    alu_latency: Parameter = _guess(5, 4, 6, source=_STALLS)
-    mufu_latency: Parameter = _guess(22, 14, 40, source="guess; decisive for the order that ptxas chose")
-    uniform_latency: Parameter = _guess(8, 5, 12, source=_STALLS)
-    constant_latency: Parameter = _guess(30, 15, 60)
-    lds_latency: Parameter = _guess(28, 22, 34, source="public microbenchmarks of Ampere to Hopper: 22 to 33")
-    local_port: Parameter = _guess(4, 1, 6, "clock of the shared-memory port", "hypothesis, from one published measurement of spills")
-    local_latency: Parameter = _guess(34, 30, 45, source="as a hit in L1")
-    global_latency: Parameter = _guess(600, 300, 900)
-    fence: Parameter = _guess(20, 10, 40)
-    try_wait: Parameter = _guess(20, 10, 35)
-    arrive: Parameter = _guess(12, 6, 24)
-    wake: Parameter = _guess(24, 12, 50)
-    barrier: Parameter = _guess(24, 16, 36)
-    jitter: Parameter = fixed(0.15, "share of a latency", "breaks phase locking, which hardware does not show")
+    fma2: Parameter
+    alu: Parameter
+    convert: Parameter
+    uniform: Parameter
+    lsu: Parameter
+    branch: Parameter
+    fma_latency: Parameter
+    alu_latency: Parameter
+    mufu_latency: Parameter
+    uniform_latency: Parameter
+    constant_latency: Parameter
+    lds_latency: Parameter
+    local_port: Parameter
+    local_latency: Parameter
+    global_latency: Parameter
+    fence: Parameter
+    try_wait: Parameter
+    arrive: Parameter
+    wake: Parameter
+    barrier: Parameter
+    jitter: Parameter
+    mma_latency: Parameter
+    copy: Parameter
     tcgen05: Parameter | None = None
     tcgen05_done: Parameter | None = None
     tmem_load: Parameter | None = None
@@ -100,12 +102,10 @@ class Machine:
     wgmma: Parameter | None = None
     wgmma_latency: Parameter | None = None
     mma: Parameter | None = None
-    mma_latency: Parameter = _guess(33, 24, 36, source="public microbenchmarks of Ampere")
     tma: Parameter | None = None
     tma_latency: Parameter | None = None
     tma_store_latency: Parameter | None = None
     dsmem: Parameter | None = None
-    copy: Parameter = _guess(64, 48, 80, "byte/clock/SM", "public microbenchmarks: L2 to one SM")
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every number by name."""
@@ -153,25 +153,49 @@ class Machine:
         return replace(self, **new)  # type: ignore[arg-type]
 
 
+_GENERAL: dict[str, Any] = {
+    "fma2": fixed(2, _PER_WARP, _STALLS),
+    "alu": fixed(2, _PER_WARP, f"16 lanes; {_STALLS}"),
+    "convert": _guess(2, 1, 2, _PER_WARP, f"{_STALLS}; issued one clock after FFMA2, so another pipe than that"),
+    "uniform": _guess(1, 1, 2, _PER_WARP),
+    "lsu": _guess(1, 1, 4, _PER_WARP),
+    "branch": _guess(6, 2, 12),
+    "fma_latency": _guess(4, 4, 5, source=_STALLS),
+    "alu_latency": _guess(5, 4, 6, source=_STALLS),
+    "mufu_latency": _guess(22, 14, 40, source="guess; decisive for the order that ptxas chose"),
+    "uniform_latency": _guess(8, 5, 12, source=_STALLS),
+    "constant_latency": _guess(30, 15, 60),
+    "lds_latency": _guess(28, 22, 34, source="public microbenchmarks of Ampere to Hopper: 22 to 33"),
+    "local_port": _guess(4, 1, 6, "clock of the shared-memory port", "hypothesis, from one published measurement of spills"),
+    "local_latency": _guess(34, 30, 45, source="as a hit in L1"),
+    "global_latency": _guess(600, 300, 900),
+    "fence": _guess(20, 10, 40),
+    "try_wait": _guess(20, 10, 35),
+    "arrive": _guess(12, 6, 24),
+    "wake": _guess(24, 12, 50),
+    "barrier": _guess(24, 16, 36),
+    "jitter": fixed(0.15, "share of a latency", "breaks phase locking, which hardware does not show"),
+    "mma_latency": _guess(33, 24, 36, source="public microbenchmarks of Ampere"),
+    "copy": _guess(64, 48, 80, "byte/clock/SM", "public microbenchmarks: L2 to one SM"),
+}
+"""What is taken to be alike on every architecture."""
+
+
 def _common(arch: Arch) -> dict[str, Any]:
     lanes = arch.fp32_fma.value / 4
+    share = arch.dram_bandwidth.value
     return {
+        **_GENERAL,
         "arch": arch.name,
         "sms": _of(arch.sm_count),
         "clock": _of(arch.boost_clock),
-        "dram": Parameter(
-            arch.dram_bandwidth.value * 0.875, "byte/s", f"{arch.dram_bandwidth.source}; 7/8 of it", *_share(arch.dram_bandwidth, 0.75, 0.95)
-        ),
+        "dram": Parameter(0.875 * share, "byte/s", f"{arch.dram_bandwidth.source}; 7/8 of it", 0.75 * share, 0.95 * share),
         "launch": _guess(800, 400, 1500),
         "fma": fixed(32 / lanes, _PER_WARP, arch.fp32_fma.source),
         "mufu": fixed(128 / arch.exp2.value, _PER_WARP, f"{arch.exp2.source}; {_STALLS}"),
         "smem": _of(arch.smem_bandwidth, arch.smem_bandwidth.value * 0.875, arch.smem_bandwidth.value * 1.25),
         "mma": _of(arch.bf16_flop) if arch.family == "ampere" else fixed(1024, "FLOP/clock/SM", "as A100"),
     }
-
-
-def _share(quantity: Quantity, low: float, high: float) -> tuple[float, float]:
-    return quantity.value * low, quantity.value * high
 
 
 _TMA: dict[str, Any] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from fa4.compiler.elf import Elf, ElfError
@@ -48,6 +49,7 @@ def control(word: int) -> Control:
     return Control(bits & 15, None if result == _NONE else result, None if read == _NONE else read, waits)
 
 
+@lru_cache(maxsize=16)
 def machine_code(cubin: bytes, kernel: str) -> MachineCode:
     """The code of one kernel of a cubin.
 
@@ -60,7 +62,9 @@ def machine_code(cubin: bytes, kernel: str) -> MachineCode:
         section = next((s for s in elf.sections if s.name == f".text.{kernel}"), None)
         content = b"" if section is None else elf.content(section)
     except ElfError as error:
-        raise ModelError("cubin", f"{len(cubin)} bytes", f"is no cubin: {error}", "pass the cubin that was compiled with the PTX") from error
+        raise ModelError(
+            "cubin", f"{len(cubin)} bytes", f"is no cubin: {error}", "pass the cubin that was compiled with the PTX"
+        ) from error
     if not content:
         names = [s.name.removeprefix(".text.") for s in elf.sections if s.name.startswith(".text.")]
         rule = f"has no kernel {kernel!r}, only {', '.join(names) or 'none'}"

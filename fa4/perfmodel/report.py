@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fa4.perfmodel.schedule import PIPES
 
 if TYPE_CHECKING:
-    from fa4.perfmodel.replay import Simulation
+    from fa4.perfmodel.simulation import Simulation
 
 
 class Span(NamedTuple):
@@ -36,7 +36,7 @@ class Report:
     """One replay.
 
     Attributes:
-        cycles: from the launch to the end of the last CTA, its stores included.
+        cycles: from the launch until nothing happens any more: the end of the last CTA, its stores included.
         flop: of tensor cores, all SMs together.
         sms: SMs simulated.
         busy: share of ``cycles`` for each pipe, port and engine, 0 to 1, mean over SMs and sub-partitions.
@@ -95,8 +95,9 @@ class Report:
 def summarise(simulation: Simulation) -> Report:
     """The report of a run."""
     log, sms = simulation.log, simulation.sms
-    cycles = max((end for _, end in log.ends), default=0.0)
     products = tuple(sorted(log.products, key=lambda p: p[1]))
+    ports = (port.free for sm in sms for port in (sm.port, sm.loads, sm.stores, sm.remote, sm.copies))
+    cycles = max([simulation.now, *(end for _, end in log.ends), *ports])
     total = max(cycles, 1e-9) * len(sms)
     busy = {}
     for i, name in enumerate(PIPES):
@@ -121,7 +122,7 @@ def summarise(simulation: Simulation) -> Report:
     stalls.sort(key=lambda s: -s.clocks)
     return Report(
         cycles=cycles,
-        flop=sum(p[2] for p in products),
+        flop=sum(p[2] for p in products) + simulation.flop,
         sms=len(sms),
         busy={name: share for name, share in busy.items() if share > 0},
         products=products,

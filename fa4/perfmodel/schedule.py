@@ -1,6 +1,6 @@
 """In which order a warp issues its instructions, and what each waits for: what replay takes besides the trace and the machine.
 
-Two ways to get there: ``fa4.perfmodel.ptx_schedule``, a list schedule of the PTX, and ``fa4.perfmodel.sass_schedule``, the order that
+Two ways to get there: ``fa4.perfmodel.list_schedule``, a list schedule of the PTX, and ``fa4.perfmodel.machine_schedule``, the order that
 ptxas chose with the stall counts and scoreboards that it wrote into the code. Neither has a number of a machine in it.
 """
 
@@ -63,6 +63,10 @@ class Schedule:
     warps: dict[tuple[int, int], WarpSchedule]
     slots: int
     unaligned: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def flop(self, cta: int, warp: int) -> float:
+        """FLOP of the products that a warp computes itself (mma.sync)."""
+        return float(sum(self.table[s].work for s in self.warps[cta, warp].steps if self.table[s].pipe == "mma"))
 
     @property
     def spills(self) -> int:

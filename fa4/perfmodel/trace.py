@@ -16,7 +16,7 @@ import base64
 import gzip
 import json
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,10 +69,10 @@ class Trace:
     ctas: tuple[CtaTrace, ...]
     cubin: bytes = b""
 
-    @cached_property
+    @property
     def code(self) -> Kernel:
         """The kernel's instructions."""
-        return Program.parse(self.ptx).kernel(self.kernel)
+        return _parsed(self.ptx).kernel(self.kernel)
 
     @property
     def threads(self) -> int:
@@ -111,7 +111,7 @@ class Trace:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise ModelError("trace", found, f"must have format {FORMAT}", _REMEDY)
         try:
-            head = {name: tuple(value) if isinstance(value := data[name], list) else value for name in _HEAD}
+            head: dict[str, Any] = {name: tuple(value) if isinstance(value := data[name], list) else value for name in _HEAD}
             cubin = base64.b64decode(data["cubin"])
             ctas = tuple(
                 CtaTrace(c["index"], c["cluster"], c["rank"], tuple(_warp(w["path"], w["events"]) for w in c["warps"]))
@@ -139,6 +139,11 @@ class Trace:
         return cls.from_data(data)
 
 
+@lru_cache(maxsize=16)
+def _parsed(ptx: str) -> Program:
+    return Program.parse(ptx)
+
+
 _HEAD = ("arch", "kernel", "ptx", "grid", "block", "cluster", "shared_bytes")
 
 
@@ -156,6 +161,12 @@ class _Warp:
 
 
 _TRIED_AGAIN = ("wait", "poll")
+
+
+def _again(last: Event, event: Event) -> bool:
+    """Whether a warp tries the same once more: of a look at memory what was found may differ."""
+    same = last.data[:1] == event.data[:1] if event.kind == "poll" else last.data == event.data
+    return last.kind == event.kind and last.op == event.op and same
 
 
 class Recorder:
@@ -191,8 +202,7 @@ class Recorder:
         """A warp begins a block."""
         found = self._warps.get((cta, warp))
         if found is None:
-            cluster, rank = self._place(cta)
-            if self._limit is not None and cluster >= self._limit:
+            if self._limit is not None and self._place(cta)[0] >= self._limit:
                 return
             found = self._warps[cta, warp] = _Warp()
         found.path.append(block)
@@ -207,11 +217,9 @@ class Recorder:
             return
         event = Event(decoded[0], op, decoded[1])
         if event.kind in _TRIED_AGAIN:
-            last = found.events[-1] if found.events else None
-            if last is not None and last.kind == event.kind and last.op == op and last.data[:2] == event.data[:2] and found.mark > 0:
-                if event.kind == "poll" or last.data == event.data:  # the loop that tried again was not worth a trip
-                    del found.path[found.mark :]
-                    found.events.pop()
+            if found.events and found.mark > 0 and _again(found.events[-1], event):
+                del found.path[found.mark :]  # the loop that tried again was not worth a trip
+                found.events.pop()
             found.mark = len(found.path)
         found.events.append(event)
 

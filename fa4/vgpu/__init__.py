@@ -38,8 +38,8 @@ from fa4.vgpu.errors import (
     VgpuError,
 )
 from fa4.vgpu.machine import Gpu
-from fa4.vgpu.program import Program
 from fa4.vgpu.observe import Observer
+from fa4.vgpu.program import Program
 from fa4.vgpu.report import Report
 
 if TYPE_CHECKING:

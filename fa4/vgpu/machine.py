@@ -20,8 +20,8 @@ from fa4.vgpu.errors import LaunchError
 from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.hazards import Sites
 from fa4.vgpu.memory import UNWRITTEN, WINDOW_SHIFT, WINDOWS, WRITTEN, Block, Buffer, GlobalMemory
-from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.observe import Observer
+from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
 from fa4.vgpu.state import Cta, Dim3
@@ -29,6 +29,7 @@ from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
+Data = bytes  # the name is a field below
 
 Checks = Literal["basic", "hazards", "isa"]
 CHECKS: tuple[str, ...] = get_args(Checks)
@@ -111,7 +112,7 @@ class Launch:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
 
-    def bytes_at(self, address: int, size: int) -> bytes:
+    def read(self, address: int, size: int) -> Data:
         """Bytes at a generic address in global, constant or parameter memory.
 
         Raises:

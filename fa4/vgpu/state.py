@@ -223,7 +223,7 @@ class Gang:
         Raises:
             FaultError: it lies elsewhere, or they leave their buffer.
         """
-        return self.cta.launch.bytes_at(address, size)
+        return self.cta.launch.read(address, size)
 
     def _by_cta(self, address: Array, mask: Array | None) -> list[tuple[Cta, Array, Array]]:
         """Shared addresses of any CTA of the cluster: (CTA, offsets, lanes)."""

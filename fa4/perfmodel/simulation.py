@@ -121,6 +121,7 @@ class Simulation:
         kinds = (e for cta in trace.ctas for w in cta.warps for e in w.events if e.kind == "mma")
         self.uses_pairs = any(e.data[0] == 2 for e in kinds)
         self.pair_width = 2 if self.uses_pairs else 1
+        self.flop = 0.0
 
     # Time
 
@@ -171,6 +172,7 @@ class Simulation:
                 found = self.schedule.warps[cta.trace.index, index]
                 warp.code = [self.bound[s] for s in found.steps]
                 warp.events = found.events
+                self.flop += self.schedule.flop(cta.trace.index, index)
                 self.resume(warp, time + self.launch)
 
     def end_warp(self, warp: Warp, time: float) -> None:
@@ -204,7 +206,7 @@ class Simulation:
             rule = "warps wait for what never happens in simulated time: the trace is of another kernel, or incomplete"
             raise ModelError("trace", stuck[:16], rule, "record whole clusters, and pass the trace with its own code")
 
-    def _issue(self, warp: Warp, time: float) -> None:  # noqa: PLR0915
+    def _issue(self, warp: Warp, time: float) -> None:
         """Issue instructions of a warp as long as it is the next that can."""
         heap, code, sm, part = self.heap, warp.code, warp.cta.sm, warp.part
         pipes, busy, scoreboard, issue = sm.pipes[part], sm.busy[part], warp.scoreboard, sm.issue
@@ -272,18 +274,30 @@ class Simulation:
 
 
 def replay(
-    trace: Trace, schedule: Schedule, machine: Machine, seed: int = 0, *, resident: int = 1, clusters: int | None = None, timeline: bool = False
+    trace: Trace,
+    schedule: Schedule,
+    machine: Machine,
+    seed: int = 0,
+    *,
+    clusters: Sequence[int] | None = None,
+    resident: int = 1,
+    timeline: bool = False,
 ) -> Report:
     """Run recorded clusters one after the other, ``resident`` at a time, on the SMs of one cluster.
 
-    ``clusters``: how many of those recorded, None: all. With ``timeline`` the report has what happened when.
+    ``clusters``: their numbers, in order; a number may come again; None: all that were recorded. With ``timeline`` the report has what
+    happened when.
 
     Raises:
         ModelError: the machine lacks a unit that the kernel uses, or the schedule is not that of the trace.
     """
-    chosen = list(trace.clusters().values())[:clusters]
+    recorded = trace.clusters()
+    wanted = list(recorded) if clusters is None else list(clusters)
+    if not wanted or not set(wanted) <= set(recorded):
+        raise ModelError("clusters", wanted[:4], f"must be among the {len(recorded)} that were recorded", "record more of them")
+    chosen = [recorded[number] for number in wanted]
     missing = [(c.index, w) for cluster in chosen for c in cluster for w in range(len(c.warps)) if (c.index, w) not in schedule.warps]
-    if missing or not chosen:
+    if missing:
         raise ModelError("schedule", missing[:4], "has no order for these (CTA, warp) of the trace", "make it from the same trace")
     simulation = Simulation(trace, schedule, machine, seed, timeline)
     simulation.begin(chosen, resident)

@@ -252,8 +252,8 @@ class _Builder:
                 else:
                     steps.append(plain if follows else jump)
         if position != len(events):
-            op = self.kernel.ops[events[position].op]
-            rule = f"event {position} of {len(events)} ({op.opcode}) is not on the path of the warp"
+            missed = self.kernel.ops[events[position].op]
+            rule = f"event {position} of {len(events)} ({missed.opcode}) is not on the path of the warp"
             raise ModelError("trace", self.kernel.name, rule, "record it again")
         return WarpSchedule(tuple(steps), tuple(used))
 

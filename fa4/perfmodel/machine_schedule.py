@@ -10,8 +10,8 @@ from functools import cache
 from fa4.errors import ModelError
 from fa4.inspection.sass import Instruction
 from fa4.perfmodel.align import Aligner, AlignmentError, Path, kind_of
+from fa4.perfmodel.list_schedule import ptx_schedule
 from fa4.perfmodel.machine_code import SCOREBOARDS, MachineCode, machine_code
-from fa4.perfmodel.ptx_schedule import ptx_schedule
 from fa4.perfmodel.schedule import SILENT, Schedule, Step, WarpSchedule
 from fa4.perfmodel.trace import Event, Trace
 
@@ -25,8 +25,9 @@ _PIPE_NAMES = {
     "tmem store": "STTM",
     "mma": "HMMA IMMA QMMA BMMA",
     "other": (
-        "BRA BRX BRXU EXIT RET CALL BSSY BSYNC NOP WARPSYNC YIELD BAR SYNCS FENCE MEMBAR DEPBAR LDGDEPBAR S2R S2UR CS2R R2UR LDC LDCU ELECT "
-        "VOTE VOTEU NANOSLEEP USETMAXREG UCGABAR_ARV UCGABAR_WAIT REDUX CREDUX ERRBAR CCTL WARPGROUP HGMMA QGMMA IGMMA ACQBULK ARRIVES MATCH"
+        "BRA BRX BRXU EXIT RET CALL BSSY BSYNC NOP WARPSYNC YIELD BAR SYNCS FENCE MEMBAR DEPBAR LDGDEPBAR S2R S2UR CS2R R2UR LDC LDCU "
+        "ELECT VOTE VOTEU NANOSLEEP USETMAXREG UCGABAR_ARV UCGABAR_WAIT REDUX CREDUX ERRBAR CCTL "
+        "WARPGROUP HGMMA QGMMA IGMMA ACQBULK ARRIVES MATCH"
     ),
 }
 _PIPES = {name: pipe for pipe, names in _PIPE_NAMES.items() for name in names.split()}
@@ -258,9 +259,7 @@ def _match_streams(code: MachineCode, positions: Sequence[int], streams: dict[st
     return matched
 
 
-def _merged(
-    trace: Trace, builder: _Builder, warps: dict[tuple[int, int], WarpSchedule], unaligned: dict[tuple[int, int], str]
-) -> Schedule:
+def _merged(trace: Trace, builder: _Builder, warps: dict[tuple[int, int], WarpSchedule], unaligned: dict[tuple[int, int], str]) -> Schedule:
     """With the list schedule for warps that were not aligned."""
     table, slots = tuple(builder.table), SCOREBOARDS
     if unaligned:
