@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu import isa
-from fa4.vgpu.program import Address, Immediate, Inverse, Kernel, Op, Operand, Register, Special, Symbol
+from fa4.vgpu.program import Address, Immediate, Inverse, Op, Operand, Register, Special, Symbol
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
@@ -25,7 +25,7 @@ _ORDERED = frozenset(("acquire", "relaxed", "volatile", "mmio"))
 
 
 class Observer(Protocol):
-    """Told what happens, in program order for each warp."""
+    """Told what happens, in program order for each warp. One with a true attribute ``blocks_only`` is not told of events."""
 
     def launch(self, launch: Launch, program: Program) -> None:
         """A kernel begins."""
@@ -40,11 +40,6 @@ class Observer(Protocol):
         evaluates to, None for vectors, results and what stands behind an address in its brackets. Of a load of global memory that
         others may write meanwhile (acquire, relaxed, volatile) the first entry is what was loaded.
         """
-
-
-def number_of(kernel: Kernel, block: int, position: int) -> int:
-    """The number of an instruction by its block and its position there."""
-    return kernel.starts[block] + position
 
 
 def observed(op: Op) -> bool:
@@ -87,11 +82,12 @@ def _value(e: Emitter, o: Operand, wide: bool) -> str:
     return "None"
 
 
-def tell(launch: Launch, place: tuple[int, int, int], op: int, values: Values, mask: Array | None) -> None:
-    """Tell the observer what the warps of a gang do; ``place`` is (CTA, first warp, number of warps)."""
+def tell(launch: Launch, place: tuple[int, int, int], at: tuple[int, int], values: Values, mask: Array | None) -> None:
+    """Tell the observer what the warps of a gang do; ``place`` is (CTA, first warp, number of warps), ``at`` (block, position in it)."""
     observer = launch.observer
     if observer is None:
         return
+    op = launch.kernel.starts[at[0]] + at[1]
     cta, first, warps = place
     for i in range(warps):
         here = slice(32 * i, 32 * i + 32)

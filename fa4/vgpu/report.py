@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fa4.vgpu.errors import VgpuError
+
 if TYPE_CHECKING:
     from fa4.vgpu.machine import Launch
 
@@ -75,6 +77,31 @@ class Report:
 
 def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+class StepLimit:
+    """An observer that ends a run which does not end by itself; ``done`` counts blocks, by warp."""
+
+    blocks_only = True
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks, self.done = blocks, 0
+
+    def launch(self, *_: Any) -> None:
+        """Nothing to do."""
+
+    def block(self, *_: Any) -> None:
+        """One more.
+
+        Raises:
+            VgpuError: too many.
+        """
+        self.done += 1
+        if self.done > self.blocks:
+            raise VgpuError("the kernel does not end")
+
+    def event(self, *_: Any) -> None:
+        """Nothing to count."""
 
 
 def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
