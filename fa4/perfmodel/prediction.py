@@ -70,7 +70,7 @@ def tile_problem(request: Request, recording: Recording) -> TileProblem:
     return TileProblem(
         ((request.seqlen, request.seqlen),),
         batch=request.batch,
-        heads=request.heads,
+        heads=request.heads // recording.pack,
         heads_kv=request.heads_kv or request.heads,
         head_dims=request.head_dims,
         tile=recording.tile,
@@ -104,7 +104,7 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
         raise ModelError("machines", 0, "an ensemble has at least one", "use fa4.perfmodel.ensemble")
     problem = tile_problem(request, recording)
     schedule = Schedule.of(problem, recording.order, get_arch(request.arch))
-    per_step = step_flop(request, recording.tile)
+    per_step = recording.pack * step_flop(request, recording.tile)
     warps = orders(recording, source)
     cycles, costs = [], []
     first: Report | None = None
@@ -120,7 +120,7 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
         costs.append(cost)
         cycles.append(problem_cycles(cost, schedule, machine, recording.resident / recording.cluster))
     assert first is not None
-    flop = attention_flop(problem)
+    flop = recording.pack * attention_flop(problem)
     return Prediction(
         name=recording.name,
         request=request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from fa4.errors import UnsupportedError
 from fa4.perfmodel.trace import Recorder, Trace
@@ -48,7 +48,8 @@ class Recording:
     """Traces of one kernel.
 
     ``traces`` come with the number of tiles of each CTA. ``tile`` has the queries and keys of a step of a CTA or cluster of ``cluster``
-    CTAs, ``order`` is that of ``fa4.schedule``; ``resident`` CTAs share an SM. ``toolchain`` says what compiled it.
+    CTAs, ``order`` is that of ``fa4.schedule``; ``resident`` CTAs share an SM. A tile serves ``pack`` query heads at a time.
+    ``toolchain`` says what compiled it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Recording:
     order: Order
     cluster: int = 1
     resident: int = 1
+    pack: int = 1
     toolchain: str = ""
 
 
@@ -91,42 +93,49 @@ def record(request: Request, config: Any = None) -> Recording:
     support = dispatch.kernel_support(problem, request.arch)
     if not support:
         raise UnsupportedError("direction", direction, support.reason, "`fa4 doctor` lists the kernels there are")
-    config = config or tuning.config(problem, arch)
+    group = request.heads // (request.heads_kv or request.heads)
+    config = config or tuning.config(problem, arch, tuning.Queries.of(request.seqlen, group))
+    order: Order = "lpt" if request.causal else "single"
     if isinstance(config, BlackwellForwardConfig):
-        rows, keys, order = config.q_tiles * 128, config.tile_n, config.order
-        config, resident = replace(config, ctas=1), 1
+        cluster, pack, resident = config.cluster, config.pack_heads, 1
+        rows, keys = config.q_tiles * config.positions * cluster, config.tile_n
+        order = cast(Order, config.order)
+        config = replace(config, ctas=cluster)
     elif isinstance(config, AmpereForwardConfig):
-        rows, keys, order, resident = config.tile_m, config.tile_n, "lpt" if request.causal else "single", 0
+        rows, keys, cluster, pack, resident = config.tile_m, config.tile_n, 1, 1, 0
     else:
         raise UnsupportedError("direction", direction, f"the model does not record kernels of {type(config).__name__}", "use the forward")
     artifact = get(problem, config, request.arch, line_info=True)
     traces = []
     for seqlen_q, seqlen_k, tiles in lengths(rows, keys, request.causal, order == "persistent"):
-        traces.append((_run(request, artifact, (seqlen_q, seqlen_k)), tiles))
+        traces.append((_run(request, artifact, (seqlen_q, seqlen_k, pack)), tiles))
     tools = artifact.toolchain
     return Recording(
         name=f"fa4 {direction}",
         traces=tuple(traces),
         tile=(rows, keys),
-        order=order,  # type: ignore[arg-type]
+        order=order,
+        cluster=cluster,
+        pack=pack,
         resident=resident or _blocks_per_sm(artifact, request.arch),
         toolchain=f"nvidia-cutlass-dsl {tools.dsl} {tools.flavour}",
     )
 
 
-def _run(request: Request, artifact: Any, seqlens: tuple[int, int]) -> Trace:
-    """The trace of one call of a forward kernel: one sequence, one head."""
+def _run(request: Request, artifact: Any, sizes: tuple[int, int, int]) -> Trace:
+    """The trace of one call of a forward kernel: one sequence, one key head; ``sizes`` are Sq, Sk and query heads."""
     import torch
 
     from fa4.runtime import virtual
     from fa4.vgpu import Gpu
 
-    (seqlen_q, seqlen_k), (d, dv) = seqlens, request.head_dims
+    (seqlen_q, seqlen_k, heads), (d, dv) = sizes, request.head_dims
     dtype = getattr(torch, request.dtype)
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 1, width, generator=generator).to(dtype) for n, width in ((seqlen_q, d), (seqlen_k, d), (seqlen_k, dv)))
-    out = q.new_empty((1, seqlen_q, 1, dv))
-    lse = q.new_empty((1, 1, seqlen_q), dtype=torch.float32)
+    shapes = (seqlen_q, heads, d), (seqlen_k, 1, d), (seqlen_k, 1, dv)
+    q, k, v = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
+    out = q.new_empty((1, seqlen_q, heads, dv))
+    lse = q.new_empty((1, heads, seqlen_q), dtype=torch.float32)
     gpu = Gpu(request.arch)
     recorder = Recorder(arch=request.arch)
     gpu.observer = recorder
