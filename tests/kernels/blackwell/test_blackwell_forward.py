@@ -149,7 +149,10 @@ class Blocks:
         self.entries[warp, block] += 1
         self.lanes[block] += lanes
 
-    def event(self, cta, warp, kind, fields):
+    def launch(self, launch, program):
+        pass
+
+    def event(self, cta, warp, op, lanes, values):
         pass
 
 
@@ -208,7 +211,7 @@ def run(inputs, options, config=None, **gpu):
     shape = AttentionShape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, d, dv)
     traffic = ForwardTraffic(shape, config, normalise_window(options.window_size, options.causal))
     (kernel,) = artifact.kernels
-    return Run(results, gpu.report(), traffic, blocks, virtual.parsed(artifact.ptx).kernel(kernel.name).blocks)
+    return Run(results, gpu.report(), traffic, blocks, virtual.parsed(artifact.ptx, artifact.cubin).kernel(kernel.name).blocks)
 
 
 def assert_moves(found):
