@@ -111,6 +111,7 @@ def attach(
     schedule: Schedule | None = None,
     delay: Literal["late", "early"] | None = None,
     checks: Checks | None = None,
+    processes: int | None = None,
     line_info: bool = True,
     **options: Any,
 ) -> Iterator[AttachedGpu]:
@@ -126,6 +127,7 @@ def attach(
         schedule: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_schedule``.
         delay: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_delay``.
         checks: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_checks``.
+        processes: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_processes``.
         line_info: compile with a line table, so that errors and reports name source lines. Tracing takes about twice as long.
         options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``.
 
@@ -141,6 +143,7 @@ def attach(
         schedule=schedule or settings.vgpu_schedule,
         delay=delay or settings.vgpu_delay,
         checks=checks or settings.vgpu_checks,
+        processes=settings.vgpu_processes if processes is None else processes,
         **options,
     )
     with dsl.hooked(gpu, line_info):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fa4
+from fa4 import _settings
 from fa4.errors import BackendError, Fa4Error
 from fa4.testing.compare import Comparison
 
@@ -141,7 +142,7 @@ def require_peer() -> None:
 
 
 def run_witnesses(arch: str, cases: Sequence[Witness], schedule: str = "priority", seeds: Sequence[int] = (0,)) -> Iterator[Answer]:
-    """Run the peer in a process of its own, each case under every seed of the schedule in turn.
+    """Run the peer in a process of its own, each case under every seed of the schedule in turn; the setting ``vgpu_processes`` holds there.
 
     Raises:
         BackendError: flash-attn-4 is not installed.
@@ -154,7 +155,7 @@ def run_witnesses(arch: str, cases: Sequence[Witness], schedule: str = "priority
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "FA4_VGPU_PROCESSES": str(_settings.current().vgpu_processes)},
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -30,12 +30,14 @@ from fa4.vgpu.errors import (
     Place,
     ProxyFenceError,
     PtxSyntaxError,
+    SharedGlobalError,
     TensorMapError,
     TensorMemoryError,
     TrapError,
     UninitializedError,
     UnsupportedInstructionError,
     VgpuError,
+    WorkerError,
 )
 from fa4.vgpu.machine import Gpu
 from fa4.vgpu.program import Program
@@ -64,12 +66,14 @@ __all__ = [
     "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
+    "SharedGlobalError",
     "TensorMapError",
     "TensorMemoryError",
     "TrapError",
     "UninitializedError",
     "UnsupportedInstructionError",
     "VgpuError",
+    "WorkerError",
     "attach",
     "torch_cuda",
 ]

@@ -136,7 +136,7 @@ class Engine:
             self.signal.notify()
             return
         self.queue.append(Operation(run, issuer))
-        launch.busy[self] = None
+        self.cta.cluster.schedule.busy[self] = None
 
     def step(self, random: Random | None = None) -> None:
         """Do one operation."""
@@ -145,7 +145,7 @@ class Engine:
             queue.rotate(-random.randrange(len(queue)))
         operation = queue.popleft()
         if not queue:
-            del launch.busy[self]
+            del self.cta.cluster.schedule.busy[self]
         launch.progress += 1
         try:
             operation.run()

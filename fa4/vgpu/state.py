@@ -158,8 +158,8 @@ class Gang:
         self.cta.launch.bytes[space] = self.cta.launch.bytes.get(space, 0) + size * int(np.count_nonzero(mask))
 
     def clock(self, name: str, bits: int) -> Array:
-        """A clock that counts executed blocks: it grows, but it is no time."""
-        ticks = self.cta.launch.ticks
+        """A clock that counts what the cluster executed, in blocks: it grows, but it is no time."""
+        ticks = self.cta.cluster.ticks
         value = ticks >> 32 if name in ("%clock_hi", "%globaltimer_hi") else ticks
         return np.array([value & (2**bits - 1)], f"u{bits // 8}")
 
@@ -230,6 +230,8 @@ class Gang:
         buffer = self.memory.find(address, size)
         if buffer is None:
             raise self.memory.outside(np.array([address], np.uint64), size, None)
+        if self.memory.sharing is not None:
+            self.memory.sharing.box(buffer, address, (size,), (1,), write=False)
         return buffer.data[address - buffer.address : address - buffer.address + size].tobytes()
 
     def _by_cta(self, address: Array, mask: Array | None) -> list[tuple[Cta, Array, Array]]:
