@@ -121,7 +121,7 @@ def test_verify(capsys, monkeypatch):
     assert lines[-1] == "all 2 results within their bound"
     assert main(["verify", "--schedule", "priority", "--seed", "2", "--processes", "2"]) == 0
     assert capsys.readouterr().out == text
-    assert main(["verify", "--processes", "0"]) == 1
+    assert main(["verify", "--processes", "0"]) == 2
     assert "processes=0: must be a whole number, at least 1" in capsys.readouterr().err
 
 
