@@ -80,7 +80,7 @@ class Answer:
     """What the peer did with a request.
 
     ``results`` has a comparison with float64 for each result and sequence; ``kernels`` the names of what was launched, ``instructions``
-    how many warp instructions that was, in ``seconds``; ``paired`` says whether CTA pairs multiplied;
+    how many warp instructions that was, in ``seconds``, and ``opcodes`` which;
     ``digests`` are hashes of the bits of each result; ``failure`` is the error, if there was one.
     """
 
@@ -89,9 +89,14 @@ class Answer:
     kernels: tuple[str, ...] = ()
     instructions: int = 0
     seconds: float = 0.0
-    paired: bool = False
+    opcodes: tuple[str, ...] = ()
     digests: tuple[tuple[str, str], ...] = ()
     failure: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether CTA pairs multiplied."""
+        return any("cta_group::2" in opcode for opcode in self.opcodes if "mma" in opcode)
 
     @property
     def ok(self) -> bool:
@@ -179,5 +184,5 @@ def witness(data: dict[str, Any]) -> Witness:
 
 def _answered(data: dict[str, Any]) -> Answer:
     results = tuple(Comparison(**{**result, "index": tuple(result["index"])}) for result in data.pop("results"))
-    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "digests")}
+    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "opcodes", "digests")}
     return Answer(**{**data, **lists, "witness": witness(data["witness"]), "results": results})
