@@ -15,9 +15,9 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Pipe, wait
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -133,16 +133,30 @@ class _Worker:
     def __init__(self, launch: Launch, share: Sequence[int]) -> None:
         self.share = share
         self.sharing = Sharing(launch.memory.buffers, clusters_of(launch))
-        self.answers, pipe = Pipe(duplex=False)
+        self.pid = 0  # while there is none
+        self.answers, self.pipe = Pipe(duplex=False)
+
+    def start(self, launch: Launch) -> None:
+        """Make the process.
+
+        Raises:
+            WorkerError: the system has no room for it.
+        """
         prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-        self.ended = False
-        with warnings.catch_warnings():
-            # From Python 3.12 on a fork warns where there are threads. They do not exist in the child, which needs none of their locks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if not self.pid:
-            _be_worker(launch, self, pipe, lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0 and os.getppid() == parent)
-        pipe.close()
+        # A handler of the parent that raised in the child would carry it back to where the parent was.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with warnings.catch_warnings():
+                # From Python 3.12 on a fork warns where there are threads. They do not exist in the child, which needs none of their locks.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+            if not self.pid:
+                _be_worker(launch, self, lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0 and os.getppid() == parent)
+        except OSError as error:
+            raise WorkerError(f"no process could be made: {error}; use processes=1") from error
+        finally:
+            self.pipe.close()  # so that the answers end when the child does
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def answer(self) -> Answer | VgpuError:
         """What it sends.
@@ -153,8 +167,8 @@ class _Worker:
         try:
             found: Answer | VgpuError = self.answers.recv()
         except (EOFError, OSError):
-            self.ended = True
             status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.pid = 0
             how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             first = ", ".join(map(str, self.share[:4])) + (", ..." if len(self.share) > 4 else "")
             remedy = "nothing was written; if memory is short, use processes=1"
@@ -164,7 +178,8 @@ class _Worker:
     def end(self) -> None:
         """Let it be gone."""
         self.answers.close()
-        if not self.ended:
+        self.pipe.close()
+        if self.pid:
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
@@ -179,7 +194,8 @@ def _run(launch: Launch, shares: Sequence[Sequence[int]]) -> tuple[list[tuple[Sh
     workers: list[_Worker] = []
     try:
         for share in shares:
-            workers.append(_Worker(launch, share))
+            workers.append(_Worker(launch, share))  # known before it is started, so that nothing can leave it behind
+            workers[-1].start(launch)
         running: dict[Any, _Worker] = {worker.answers: worker for worker in workers}
         done: list[tuple[Sharing, Answer]] = []
         while running:
@@ -200,14 +216,16 @@ def _run(launch: Launch, shares: Sequence[Sequence[int]]) -> tuple[list[tuple[Sh
             worker.end()
 
 
-def _be_worker(launch: Launch, worker: _Worker, pipe: Connection, safe: Any) -> NoReturn:
+def _be_worker(launch: Launch, worker: _Worker, safe: Callable[[], bool]) -> NoReturn:
     """The life of a process: it never returns to what its parent was doing."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent tells of an interrupt
+        for number in (signal.SIGINT, signal.SIGTERM):  # the parent tells of an interrupt
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if safe():
             gc.freeze()  # what the parent left is not this process's to collect
-            pipe.send(_work(launch, worker))
+            worker.pipe.send(_work(launch, worker))
             status = 0
     finally:
         os._exit(status)

@@ -372,6 +372,23 @@ def test_a_process_that_fails(monkeypatch):
         run(SQUARE, gpu=Gpu(processes=2), grid=8)
 
 
+def test_a_process_that_cannot_be_made(monkeypatch):
+    real, made = os.fork, []
+
+    def fork():
+        if made:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setattr(os, "fork", fork)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with pytest.raises(WorkerError, match=r"no process could be made: .* use processes=1"):
+        run(SQUARE, gpu=Gpu(processes=2), grid=8)
+    assert made
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
 def test_an_interrupt_leaves_no_process():
     def late(*_):
         raise KeyboardInterrupt
