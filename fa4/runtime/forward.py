@@ -35,7 +35,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         CompileError, UnsupportedError: there is no kernel for this request.
     """
     batch, seqlen_q, heads, head_dim = q.shape
-    _, seqlen_k, _, head_dim_v = v.shape
+    _, seqlen_k, heads_kv, head_dim_v = v.shape
     out = q.new_empty((batch, seqlen_q, heads, head_dim_v))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
     rows = batch * heads * seqlen_q
@@ -46,7 +46,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
     left, right, softcap = options.window_left, options.window_right, options.softcap
     bounds = None if left is None else 1, right and 1  # of a right bound the kernel knows whether it is 0
-    problem, config = _compiled_for(q.dtype, head_dim, head_dim_v, bounds, softcap > 0, arch)
+    queries = tuning.Queries.of(seqlen_q, heads // heads_kv)
+    problem, config = _compiled_for(q.dtype, (head_dim, head_dim_v), bounds, softcap > 0, arch, queries)
     scalars = (
         options.softmax_scale,
         softcap if problem.softcap else None,
@@ -59,11 +60,16 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
 
 @lru_cache(maxsize=1024)
 def _compiled_for(
-    dtype: torch.dtype, head_dim: int, head_dim_v: int, bounds: tuple[int | None, int | None], softcap: bool, arch: str
+    dtype: torch.dtype,
+    head_dims: tuple[int, int],
+    bounds: tuple[int | None, int | None],
+    softcap: bool,
+    arch: str,
+    queries: tuning.Queries,
 ) -> tuple[AttentionProblem, Any]:
     """Problem class and configuration of a request, of which ``bounds`` and ``softcap`` tell the class only.
 
     The forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
     """
-    problem = AttentionProblem.of("forward", dtype, (head_dim, head_dim_v), bounds, float(softcap), deterministic=False)
-    return problem, tuning.config(problem, get_arch(arch))
+    problem = AttentionProblem.of("forward", dtype, head_dims, bounds, float(softcap), deterministic=False)
+    return problem, tuning.config(problem, get_arch(arch), queries)

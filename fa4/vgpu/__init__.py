@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fa4.vgpu.choices import Minimal, minimise
 from fa4.vgpu.errors import (
     BarrierError,
     DataRaceError,
@@ -31,6 +32,7 @@ from fa4.vgpu.errors import (
     ProxyFenceError,
     PtxSyntaxError,
     SharedGlobalError,
+    TensorFenceError,
     TensorMapError,
     TensorMemoryError,
     TrapError,
@@ -56,6 +58,7 @@ __all__ = [
     "LaunchError",
     "MatrixDescriptorError",
     "MemoryFaultError",
+    "Minimal",
     "MisalignedError",
     "Observer",
     "OutOfBoundsError",
@@ -67,6 +70,7 @@ __all__ = [
     "PtxSyntaxError",
     "Report",
     "SharedGlobalError",
+    "TensorFenceError",
     "TensorMapError",
     "TensorMemoryError",
     "TrapError",
@@ -75,6 +79,7 @@ __all__ = [
     "VgpuError",
     "WorkerError",
     "attach",
+    "minimise",
     "torch_cuda",
 ]
 

@@ -41,7 +41,7 @@ class Cluster:
         self.index = index
         self.id: Dim3 = index % nx, index // nx % ny, index // (nx * ny)
         self.ticks = 0  # steps of its own
-        self.schedule = ClusterSchedule(self.launch.schedule, self.launch.seed, index, self.ctas)
+        self.schedule = ClusterSchedule(self.launch.scheduler.schedule, self.launch.scheduler.seed, index, self.ctas)
         self.barrier = ClusterBarrier(self)
         self.hazards = None if self.launch.checks == "basic" else Hazards(self)
         for cta in self.ctas:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from fa4.vgpu.cluster import Cluster
 from fa4.vgpu.engine import Engine
-from fa4.vgpu.scheduler import Scheduler
 from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def run_clusters(launch: Launch, indices: Sequence[int]) -> None:
     Raises:
         VgpuError: what is wrong with the kernel; its ``place`` says where.
     """
-    scheduler = Scheduler(launch.schedule, launch.seed)
+    scheduler = launch.scheduler
     room = max(1, launch.resident // (launch.cluster[0] * launch.cluster[1] * launch.cluster[2]))
     resident: list[Cluster] = []
     ended: list[Cluster] = []

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fa4.vgpu.capture import BufferImage, Capture
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
-from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.errors import LaunchError, Place, VgpuError
 from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.grid import clusters_of, run_clusters
 from fa4.vgpu.hazards import Sites
@@ -72,8 +72,7 @@ class Launch:
     approx_seed: int
     early: bool
     observer: Observer | None
-    schedule: str
-    seed: int
+    scheduler: Scheduler
     resident: int
     explicit_cluster: bool = False
     ticks: int = 0
@@ -158,10 +157,11 @@ class Gpu:
         checks: "basic"; "hazards", also whether accesses of shared and tensor memory are ordered, see ``fa4.vgpu.hazards``; or "isa", also
             rules of the ISA on which GPUs are not known to insist.
         processes: how many processes share the clusters of a grid, see ``fa4.vgpu.processes``: results and reports are those of one. With
-            an observer there is only one.
+            an observer or a scheduler of its own there is only one.
 
     Attributes:
         observer: told of block entries and synchronisation; None, as at first, costs nothing.
+        scheduler: what decides instead of ``schedule`` and ``seed``; see ``fa4.vgpu.choices``.
         captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
     """
 
@@ -198,6 +198,7 @@ class Gpu:
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.checks = checks
         self.observer: Observer | None = None
+        self.scheduler: Scheduler | None = None
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
         self.captures: list[Capture] | None = None
@@ -262,10 +263,14 @@ class Gpu:
             self.memory.register(Buffer(variable.offset, np.frombuffer(bytearray(variable.data), np.uint8), variable.name, True))
         try:
             with np.errstate(all="ignore"):
-                if self.processes == 1 or self.observer is not None or clusters_of(launch) == 1:
+                alone = self.processes == 1 or clusters_of(launch) == 1 or self.observer is not None or self.scheduler is not None
+                if alone:
                     run_clusters(launch, range(clusters_of(launch)))
                 else:
                     run_in_processes(launch, self.processes)
+        except VgpuError as error:
+            error.place = replace(error.place or Place(kernel), run=self._how())
+            raise
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
@@ -273,6 +278,15 @@ class Gpu:
         report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
+
+    def _how(self) -> str:
+        """What repeats a run that is not in the default schedule."""
+        if self.schedule == "round_robin" or self.scheduler is not None:
+            return ""
+        options = {"schedule": self.schedule, "seed": self.seed}
+        defaults = {"resident": (self.resident, 4), "delay": ("early" if self.early else "late", "late"), "checks": (self.checks, "basic")}
+        options |= {name: value for name, (value, default) in defaults.items() if value != default}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
     def report(self) -> Report:
         """All launches so far together."""
@@ -309,7 +323,8 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        options = self.memory, self.approx_seed, self.early, self.observer, self.schedule, self.seed, self.resident
+        scheduler = self.scheduler or Scheduler(self.schedule, self.seed)
+        options = self.memory, self.approx_seed, self.early, self.observer, scheduler, self.resident
         return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank, checks=self.checks)
 
 

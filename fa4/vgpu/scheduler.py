@@ -53,10 +53,6 @@ class ClusterSchedule:
         self.current: Hashable = None
         self.streak = 0
 
-    def impatient(self) -> bool:
-        """Whether a wait that must wait ends in vain instead: never in round_robin."""
-        return self.schedule != "round_robin" and self.random.random() < _IMPATIENCE
-
     def in_turn(self) -> Pick | Engine | None:
         """CTA after CTA, the warps that are furthest behind; None where nothing can run."""
         turn = self.turn + 1
@@ -143,7 +139,7 @@ class Scheduler:
     def __init__(self, schedule: str, seed: int) -> None:
         if schedule not in SCHEDULES:
             raise LaunchError(f"schedule={schedule!r}: must be one of {', '.join(SCHEDULES)}")
-        self.schedule, self.random = schedule, random.Random(seed)
+        self.schedule, self.seed, self.random = schedule, seed, random.Random(seed)
         self.turn = 0
 
     def pick(self, clusters: Sequence[ClusterSchedule]) -> Pick | Engine | None:
@@ -170,6 +166,14 @@ class Scheduler:
                 return cluster.any(runnable)
             number -= len(runnable)
         return None
+
+    def gives_up(self, cluster: ClusterSchedule) -> bool:
+        """Whether a ``try_wait`` returns in vain instead of waiting, as a time limit may make it on hardware."""
+        return self.schedule != "round_robin" and cluster.random.random() < _IMPATIENCE
+
+    def place(self, cluster: ClusterSchedule, count: int) -> int:
+        """Which of ``count`` operations an engine that may choose does first."""
+        return cluster.random.randrange(count)
 
 
 def _block(warp: Warp) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,9 +74,9 @@ def run_warps(launch: Launch, pick: Pick) -> None:
 
 
 def run_engine(launch: Launch, engine: Engine) -> None:
-    """Let an engine do one operation."""
+    """Let an engine do one operation, see ``Engine.step``."""
     try:
-        engine.step(engine.cta.cluster.schedule.random)
+        engine.step(partial(launch.scheduler.place, engine.cta.cluster.schedule))
     except FaultError as fault:
         if fault.issuer is None:
             raise
