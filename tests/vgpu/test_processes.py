@@ -113,11 +113,14 @@ def wandering(clusters_alone):
         def __init__(self):
             self.seen = {}
 
+        def launch(self, *_):
+            pass
+
         def block(self, cta, warp, block, lanes):
             self.seen.setdefault(cta, []).append((warp, block, lanes))
 
-        def event(self, cta, warp, kind, fields):
-            self.seen.setdefault(cta, []).append((warp, kind, fields.get("lanes", 0)))
+        def event(self, cta, warp, op, lanes, values):
+            self.seen.setdefault(cta, []).append((warp, op, lanes))
 
     recorder = Recorder()
     gpu = Gpu(schedule=clusters_alone[0], seed=3, resident=clusters_alone[1])
@@ -449,11 +452,14 @@ def test_an_observer_sees_everything_in_one_process():
         def __init__(self):
             self.seen = []
 
+        def launch(self, *_):
+            pass
+
         def block(self, *fields):
             self.seen.append((os.getpid(), *fields))
 
-        def event(self, *fields):
-            self.seen.append((os.getpid(), *fields))
+        def event(self, cta, warp, op, lanes, values):
+            self.seen.append((os.getpid(), cta, warp, op, lanes))
 
     recorders = []
     for number in (1, 2):
