@@ -29,7 +29,7 @@ class Prediction:
     """Of one kernel.
 
     ``cycles`` and ``tflops`` have a value for each machine, in the order of the ensemble; ``costs`` as well. ``report`` is the replay
-    of the longest tile on the first machine, ``steady`` the share of the peak in its main loop.
+    of the longest tile on the first machine, ``steady`` the share of the tensor cores' peak that a step reaches.
     """
 
     name: str
@@ -118,7 +118,7 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
                     first = report
         cost = fit(samples)
         costs.append(cost)
-        cycles.append(problem_cycles(cost, schedule, machine, recording.resident / recording.cluster))
+        cycles.append(problem_cycles(cost, schedule, machine, recording.resident / recording.cluster, request.deterministic))
     assert first is not None
     flop = recording.pack * attention_flop(problem)
     return Prediction(
@@ -128,7 +128,7 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
         tflops=tuple(flop / c * m.clock.value / 1e12 for c, m in zip(cycles, machines, strict=True)),
         costs=tuple(costs),
         report=first,
-        steady=first.steady() / peak_flop(machines[0]),
+        steady=per_step * recording.resident / recording.cluster / costs[0].step / peak_flop(machines[0]),
         toolchain=recording.toolchain,
     )
 
