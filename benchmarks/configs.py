@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from fa4 import tuning
@@ -48,9 +48,10 @@ def variants(config: Any, head_dims: tuple[int, int]) -> Iterator[tuple[str, Any
         yield f"pair {pair}", tuning.with_stages(replace(config, cta_pair=pair, stages=2), *head_dims)
     for order in ("persistent", "lpt", "single"):
         yield f"order {order}", replace(config, order=order)
-    for name in ("select_rescale", "rescale_select", "select"):  # switches that some versions have
-        if hasattr(config, name):
-            yield f"{name} {not getattr(config, name)}", replace(config, **{name: not getattr(config, name)})
+    for field in fields(config):  # switches
+        if isinstance(getattr(config, field.name), bool) and field.name not in ("cta_pair", "o_over_q"):
+            switched: dict[str, Any] = {field.name: not getattr(config, field.name)}
+            yield f"{field.name} {switched[field.name]}", replace(config, **switched)
 
 
 def main() -> None:
