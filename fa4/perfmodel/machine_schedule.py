@@ -282,12 +282,16 @@ def _work_of(block: Block) -> tuple[int, int]:
     return sum(pipe != "none" for pipe in pipes), pipes.count("mufu")
 
 
+_PROLOGUE = 100
+"""Instructions at the start of a kernel that ptxas may move to the warps that need them."""
+
+
 def _difference(work: Sequence[tuple[int, int]], warp: WarpTrace, code: MachineCode, path: Path) -> str:
     """Why a path cannot be what a warp executed, though it synchronises alike: it does not do the work, as in a loop without anchors."""
     instructions, special = (sum(work[index][i] for index in warp.path) for i in (0, 1))
     found = sum(code.instructions[position].opcode.startswith("MUFU") for position in path.positions)
     if abs(found - special) > 2 + special // 20:
         return f"the path has {found} special functions, the PTX {special}"
-    if len(path.positions) < instructions // 2:
+    if len(path.positions) + _PROLOGUE < instructions // 2:
         return f"the path has {len(path.positions)} instructions, the PTX {instructions}: a loop without synchronisation"
     return ""
