@@ -16,6 +16,7 @@ from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
+from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
@@ -63,6 +64,7 @@ class BlackwellForward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
+        aux: tuple[cute.Tensor, ...] | None = None,
     ) -> None:
         """Launch on ``stream``; arguments as in ``AmpereForward``."""
         batch, seqlen_q, heads_q, _ = mQ.shape
@@ -90,7 +92,8 @@ class BlackwellForward:
                 moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(tile_rows, x.shape[3], self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
-            self.kernel(*moves, mO, mLSE, score_scalars(softmax_scale, softcap), tiles).launch(
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None)
+            self.kernel(*moves, mO, mLSE, scalars, tiles, aux).launch(
                 grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
             )
 
@@ -105,6 +108,7 @@ class BlackwellForward:
         mLSE: cute.Tensor,
         scalars: ScoreScalars,
         tiles: Tiles,
+        aux: tuple[cute.Tensor, ...] | None,
     ) -> None:
         """Allocate, and hand each warp to its role."""
         config = self.config
@@ -124,7 +128,8 @@ class BlackwellForward:
         cute.arch.sync_threads()
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)
+        user = modifiers(self.problem, aux, scalars.factor, seqlens)
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars, user)
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
             softmax.run(c, mLSE, 0, thread)
