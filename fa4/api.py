@@ -14,7 +14,7 @@ from fa4 import dispatch, ops
 from fa4.arch import get_arch
 from fa4.dispatch import Support
 from fa4.errors import BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
-from fa4.modifier import MaskMod, Modifiers, ScoreMod, find, missing_form, order_aux
+from fa4.modifier import MaskMod, Modifiers, ScoreMod, order_aux
 from fa4.problem import (
     AttentionProblem,
     Direction,
@@ -130,7 +130,7 @@ def attention(
     _check_operands(q, k, v, backend)
     modifiers = None
     if score_mod is not None or mask_mod is not None or aux is not None:
-        modifiers = _modifiers(score_mod, mask_mod, backend)
+        modifiers = Modifiers.named(score_mod, mask_mod, backend)
         modifiers = replace(modifiers, aux=_check_aux(modifiers, aux, q, k))
     if backend != "cpu":
         functions = modifiers.functions if modifiers else (None, None)
@@ -174,7 +174,7 @@ def supports(
     _check_backend_name(backend)
     _check_arch(backend, arch)
     try:
-        modifiers = _modifiers(score_mod, mask_mod, backend)
+        modifiers = Modifiers.named(score_mod, mask_mod, backend)
     except UnsupportedError as error:
         return Support(False, f"{error.argument} {error.value!r} {error.rule}")
     problem = problem_class(
@@ -279,23 +279,6 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
         rule = dispatch.head_dim_rule(backend, x.shape[3])
         if rule:
             raise UnsupportedError(name, (f"head_dim {x.shape[3]}",), rule, "pad the last dimension with zeros")
-
-
-def _modifiers(score_mod: ScoreMod | str | None, mask_mod: MaskMod | str | None, backend: str) -> Modifiers:
-    """The functions that a request names, without their tensors.
-
-    Raises:
-        DtypeError: neither a handle nor a name.
-        ArgumentError: a name that is not registered.
-        UnsupportedError: a function has no form for the backend.
-    """
-    score = None if score_mod is None else find("score_mod", score_mod, ScoreMod)
-    mask = None if mask_mod is None else find("mask_mod", mask_mod, MaskMod)
-    for name, handle in (("score_mod", score), ("mask_mod", mask)):
-        missing = handle and missing_form(name, handle, backend)
-        if missing:
-            raise missing
-    return Modifiers(score, mask)
 
 
 def _check_aux(modifiers: Modifiers, aux: Mapping[str, Tensor] | None, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:

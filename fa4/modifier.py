@@ -127,6 +127,22 @@ class Modifiers:
     mask: MaskMod | None = None
     aux: tuple[Any, ...] = ()
 
+    @classmethod
+    def named(cls, score_mod: ScoreMod | str | None, mask_mod: MaskMod | str | None, backend: str) -> Modifiers:
+        """Those that a request names, without their tensors.
+
+        Raises:
+            DtypeError: neither a handle nor a name.
+            ArgumentError: a name that is not registered.
+            UnsupportedError: a function has no form for the backend.
+        """
+        score = None if score_mod is None else find("score_mod", score_mod, ScoreMod)
+        mask = None if mask_mod is None else find("mask_mod", mask_mod, MaskMod)
+        for argument, modifier in (("score_mod", score), ("mask_mod", mask)):
+            if modifier is not None:
+                _check_form(argument, modifier, backend)
+        return cls(score, mask)
+
     @property
     def functions(self) -> DeviceFunctions:
         """What a kernel is compiled with."""
@@ -201,14 +217,12 @@ def _registered_here(name: str, content: str) -> Modifier:
     return there
 
 
-def missing_form(argument: str, modifier: Modifier, backend: str) -> UnsupportedError | None:
-    """The error where a handle has no form for a backend."""
+def _check_form(argument: str, modifier: Modifier, backend: str) -> None:
     if backend == "cpu" and modifier.torch is None:
-        return UnsupportedError(argument, modifier.name, "has no torch twin, which backend 'cpu' needs", "register it with torch=...")
+        raise UnsupportedError(argument, modifier.name, "has no torch twin, which backend 'cpu' needs", "register it with torch=...")
     if backend != "cpu" and modifier.device is None:
         rule = f"has no device function, which backend {backend!r} needs"
-        return UnsupportedError(argument, modifier.name, rule, "register it with device=...")
-    return None
+        raise UnsupportedError(argument, modifier.name, rule, "register it with device=...")
 
 
 def order_aux(modifiers: Modifiers, aux: Mapping[str, Any] | None) -> tuple[Any, ...]:

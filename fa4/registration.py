@@ -94,6 +94,8 @@ def _check(name: str, forms: Mapping[str, Function | None], aux: Mapping[str, st
             continue
         if not callable(function):
             raise DtypeError(argument, function, "must be a function", "pass the function itself")
+        if getattr(type(function), "__hash__", None) is None:
+            raise DtypeError(argument, type(function).__name__, "must be hashable", "make its class a frozen dataclass")
         takes = ("dscore", *parameters) if argument == "grad" else parameters
         _check_arity(argument, function, (*takes, *(each.name for each in tensors)))
     return tensors

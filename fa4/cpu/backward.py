@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fa4._settings import current
 from fa4.cpu import torch_flash
-from fa4.cpu.modifier import Indices, modify, score_gradient
+from fa4.cpu.modifier import Indices, modify, outside_of_ops, score_gradient
 from fa4.cpu.tiles import Band, Gradients, Needed, Pairs, Plan, Saved, by_row, hide, scores, split
 from fa4.problem import AttentionOptions
 
@@ -42,6 +42,8 @@ def attention_backward(
     saved = Saved(q, k, v, out, lse, dout, dlse)
     if current().cpu_path == "auto" and torch_flash.fits_backward(saved, options, needed):
         return torch_flash.backward(saved, options, needed)
+    if options.modifiers is not None and options.modifiers.score is not None:
+        return outside_of_ops(tiled_backward, saved, options, needed)
     return tiled_backward(saved, options, needed)
 
 

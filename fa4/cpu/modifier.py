@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from torch import Tensor
 from fa4.cpu.tiles import Pairs
 from fa4.errors import DtypeError, ShapeError
 from fa4.modifier import Modifiers
+
+Result = TypeVar("Result")
 
 
 class Indices(NamedTuple):
@@ -49,13 +53,30 @@ def modify(s: Tensor, indices: Indices, modifiers: Modifiers) -> Tensor:
 
 
 def score_gradient(ds: Tensor, s: Tensor, indices: Indices, modifiers: Modifiers) -> Tensor:
-    """Gradient of the scores before the score modifier from that after it, 0 where that is 0; ``s`` are the scores before."""
+    """Gradient of the scores before the score modifier from that after it, 0 where that is 0; ``s`` are the scores before.
+
+    By autograd, which must be able to record (see ``outside_of_ops``).
+    """
     if modifiers.score is None:
         return ds
-    # Unlike torch.autograd.grad this also works inside of an op, where autograd's dispatch is off.
-    result, derivative, *_ = torch.func.vjp(lambda x: _score(x, indices, modifiers).expand_as(x), s)
-    gradient: Tensor = derivative(ds.to(result.dtype))[0]
+    with torch.enable_grad():
+        x = s.detach().requires_grad_()
+        result = _score(x, indices, modifiers).expand_as(x)
+    if not result.requires_grad:
+        return torch.zeros_like(ds)
+    (gradient,) = torch.autograd.grad(result, x, ds.to(result.dtype), allow_unused=True, materialize_grads=True)
     return gradient.masked_fill(ds == 0, 0.0)  # a hidden key contributes nothing, whatever the derivative is there
+
+
+def outside_of_ops(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function where autograd can be turned on: in the implementation of an op torch has taken it away from the thread."""
+
+    def call() -> Result:
+        with torch.no_grad():
+            return function(*arguments)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 def _score(s: Tensor, indices: Indices, modifiers: Modifiers) -> Tensor:

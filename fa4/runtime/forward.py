@@ -16,7 +16,7 @@ from fa4.compiler.artifact import Artifact
 from fa4.errors import ShapeError
 from fa4.modifier import DeviceFunctions
 from fa4.problem import AttentionOptions, AttentionProblem
-from fa4.runtime.tensors import kernel_operand
+from fa4.runtime.tensors import aux_operand, kernel_operand
 
 Scalar = float | int | None
 # Runs the host code of an artifact on input tensors, output tensors, numbers and the tensors of user functions.
@@ -57,7 +57,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         max(-MAX_INT32, min(right, MAX_INT32)) if right else None,  # 0 is compiled in
     )
     inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
-    execute(get(problem, config, arch), inputs, (out, lse), scalars, modifiers.aux if modifiers else ())
+    execute(get(problem, config, arch), inputs, (out, lse), scalars, [aux_operand(x) for x in modifiers.aux] if modifiers else ())
     return out, lse
 
 

@@ -1,6 +1,6 @@
 """Functions on scores for ``fa4.attention``: ALiBi, attention within documents, and a prefix that everybody sees.
 
-``python examples/modifiers.py`` runs them on the CPU backend and, as parts of the Blackwell kernel, on the virtual GPU.
+``python examples/attention_modifiers.py`` runs them on the CPU backend and, as parts of the Blackwell kernel, on the virtual GPU.
 """
 
 from __future__ import annotations
