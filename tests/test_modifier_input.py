@@ -81,7 +81,7 @@ def test_bad_input(options, error, argument, parts, backend, monkeypatch):
 
 def test_the_cpu_backend_wants_a_twin():
     q = torch.zeros(1, 4, 2, 8)
-    with pytest.raises(fa4.UnsupportedError, match="no torch twin, which backend 'cpu' needs; register it with torch=...") as caught:
+    with pytest.raises(fa4.UnsupportedError, match="no torch twin, which backend 'cpu' needs; register it with") as caught:
         fa4.attention(q, q, q, score_mod=ONLY_DEVICE)
     assert (caught.value.argument, caught.value.value) == ("score_mod", "only device")
 

@@ -111,21 +111,34 @@ def test_a_device_function_that_cannot_be_traced(slot):
 
 
 @cute.jit
-def _weighted(score, batch, head, q_index, k_index, weight, offset, half, table):
+def _weighted(score, batch, head, q_index, k_index, weight, offset, table):
     product = Float32(table[0, batch, q_index % 2, 1]) * Float32(offset[k_index])
-    return score * weight[batch, head] + Float32(half[q_index]) - product
+    return score * Float32(weight[batch, head]) - product
 
 
-def _weighted_twin(score, batch, head, q_index, k_index, weight, offset, half, table):
-    return score * weight[batch, head] + half[q_index] - table[0, batch, q_index % 2, 1] * offset[k_index].to(score.dtype)
+def _weighted_twin(score, batch, head, q_index, k_index, weight, offset, table):
+    return score * weight[batch, head] - table[0, batch, q_index % 2, 1] * offset[k_index].to(score.dtype)
+
+
+@cute.jit
+def _windowed(batch, head, q_index, k_index, first, last):
+    visible = k_index <= last[batch]
+    if head == 0:
+        visible = visible & (k_index >= first[q_index])
+    return visible
+
+
+def _windowed_twin(batch, head, q_index, k_index, first, last):
+    return (k_index <= last[batch]) & ((head != 0) | (k_index >= first[q_index]))
 
 
 WEIGHTED = fa4.score_mod(
     "weighted",
     device=_weighted,
     torch=_weighted_twin,
-    aux={"weight": "float32[B, Hq]", "offset": "int64[Sk]", "half": "float16[Sq]", "table": "bfloat16[?, B, 2, 3]"},
+    aux={"weight": "float16[B, Hq]", "offset": "int64[Sk]", "table": "bfloat16[?, B, 2, 3]"},
 )
+WINDOWED = fa4.mask_mod("windowed", device=_windowed, torch=_windowed_twin, aux={"first": "float32[Sq]", "last": "int32[B]"})
 
 
 @pytest.mark.slow
@@ -133,12 +146,13 @@ WEIGHTED = fa4.score_mod(
 def test_every_kind_of_aux(arch):
     shape = AttentionShape(2, 37, 150, 4, 2, 64)
     aux = {
-        "weight": torch.randn(2, 4),
+        "weight": torch.randn(2, 4).to(torch.float16),
         "offset": torch.arange(150) % 7,
-        "half": torch.randn(37).to(torch.float16),
         "table": torch.randn(1, 2, 2, 3).to(torch.bfloat16),
+        "first": torch.arange(37) * 3.5,
+        "last": torch.tensor([149, 100], dtype=torch.int32),
     }
-    run(arch, shape, torch.bfloat16, score_mod=WEIGHTED, aux=aux)
+    run(arch, shape, torch.bfloat16, score_mod=WEIGHTED, mask_mod=WINDOWED, aux=aux)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.kernels.common.fragments import by_row
 from fa4.kernels.common.opaque import thread_index
+from fa4.kernels.common.score import ScoreScalars
 from fa4.problem import AttentionProblem
 
 _DTYPES = {
@@ -92,14 +93,12 @@ class Modifiers:
         return score
 
 
-def modifiers(
-    problem: AttentionProblem, aux: tuple[cute.Tensor, ...] | None, factor: Float32 | None, seqlens: tuple[Int32, Int32]
-) -> Modifiers:
-    """Those of a problem with the tensors of a call."""
+def modifiers(problem: AttentionProblem, scalars: ScoreScalars, seqlens: tuple[Int32, Int32]) -> Modifiers:
+    """Those of a problem with what a call gives them."""
     score, mask = problem.score_mod, problem.mask_mod
-    tensors, count = tuple(aux or ()), len(score.aux) if score else 0
+    tensors, count = tuple(scalars.aux or ()), len(score.aux) if score else 0
     functions = (each.function if each else None for each in (score, mask))
-    return Modifiers(*functions, tensors[:count], tensors[count:], factor, seqlens)
+    return Modifiers(*functions, tensors[:count], tensors[count:], scalars.factor, seqlens)
 
 
 def aux_arguments(problem: AttentionProblem) -> tuple[Any, ...]:

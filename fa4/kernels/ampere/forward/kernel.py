@@ -95,8 +95,8 @@ class AmpereForward:
             )
             limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
             AmpereForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None)
-            self.kernel(mQ, mK, mV, mO, mLSE, scalars, limits, divisors, aux).launch(
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None, aux)
+            self.kernel(mQ, mK, mV, mO, mLSE, scalars, limits, divisors).launch(
                 grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream
             )
 
@@ -111,7 +111,6 @@ class AmpereForward:
         scalars: ScoreScalars,
         limits: Limits,
         divisors: Divisors,
-        aux: tuple[cute.Tensor, ...] | None,
     ) -> None:
         """One query tile: find its keys, visit them, write O and lse."""
         config, problem = self.config, self.problem
@@ -134,7 +133,7 @@ class AmpereForward:
             load_K = TileLoad.of(mK[batch, None, head_kv, None], sK, config.threads, tidx)
             load_V = TileLoad.of(mV[batch, None, head_kv, None], sV, config.threads, tidx)
             Q, K, V = operands(sQ, sK, sV, (problem.head_dim, problem.head_dim_v), tidx)
-            user = modifiers(problem, aux, scalars.factor, (mQ.shape[1], mK.shape[1]))
+            user = modifiers(problem, scalars, (mQ.shape[1], mK.shape[1]))
             loop = Mainloop(load_K, load_V, Q, K, V, mma, acc_O, row_max, row_sum, band, scalars, config, user, (batch, head))
             loop.run(load_Q, query_tile, tiles)
         online_softmax.finish(acc_O, row_max, row_sum)

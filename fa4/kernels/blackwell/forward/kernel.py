@@ -92,8 +92,8 @@ class BlackwellForward:
                 moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(tile_rows, x.shape[3], self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
-            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None)
-            self.kernel(*moves, mO, mLSE, scalars, tiles, aux).launch(
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None, aux)
+            self.kernel(*moves, mO, mLSE, scalars, tiles).launch(
                 grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
             )
 
@@ -108,7 +108,6 @@ class BlackwellForward:
         mLSE: cute.Tensor,
         scalars: ScoreScalars,
         tiles: Tiles,
-        aux: tuple[cute.Tensor, ...] | None,
     ) -> None:
         """Allocate, and hand each warp to its role."""
         config = self.config
@@ -128,7 +127,7 @@ class BlackwellForward:
         cute.arch.sync_threads()
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
-        user = modifiers(self.problem, aux, scalars.factor, seqlens)
+        user = modifiers(self.problem, scalars, seqlens)
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars, user)
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
