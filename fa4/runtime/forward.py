@@ -36,7 +36,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         CompileError, UnsupportedError: there is no kernel for this request.
     """
     batch, seqlen_q, heads, head_dim = q.shape
-    _, seqlen_k, _, head_dim_v = v.shape
+    _, seqlen_k, heads_kv, head_dim_v = v.shape
     out = q.new_empty((batch, seqlen_q, heads, head_dim_v))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
     rows = batch * heads * seqlen_q
@@ -47,9 +47,10 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
     left, right, softcap = options.window_left, options.window_right, options.softcap
     bounds = None if left is None else 1, right and 1  # of a right bound the kernel knows whether it is 0
+    queries = tuning.Queries.of(seqlen_q, heads // heads_kv)
     modifiers = options.modifiers
     functions = modifiers.functions if modifiers else (None, None)
-    problem, config = _compiled_for(q.dtype, (head_dim, head_dim_v), bounds, softcap > 0, arch, functions)
+    problem, config = _compiled_for(q.dtype, (head_dim, head_dim_v), bounds, softcap > 0, (arch, queries), functions)
     scalars = (
         options.softmax_scale,
         softcap if problem.softcap else None,
@@ -57,7 +58,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         max(-MAX_INT32, min(right, MAX_INT32)) if right else None,  # 0 is compiled in
     )
     inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
-    execute(get(problem, config, arch), inputs, (out, lse), scalars, [aux_operand(x) for x in modifiers.aux] if modifiers else ())
+    aux = [aux_operand(x) for x in modifiers.aux] if modifiers else []
+    execute(get(problem, config, arch), inputs, (out, lse), scalars, aux)
     return out, lse
 
 
@@ -67,7 +69,7 @@ def _compiled_for(
     head_dims: tuple[int, int],
     bounds: tuple[int | None, int | None],
     softcap: bool,
-    arch: str,
+    target: tuple[str, tuning.Queries],
     functions: DeviceFunctions,
 ) -> tuple[AttentionProblem, Any]:
     """Problem class and configuration of a request, of which ``bounds`` and ``softcap`` tell the class only.
@@ -75,4 +77,5 @@ def _compiled_for(
     The forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
     """
     problem = AttentionProblem.of("forward", dtype, head_dims, bounds, float(softcap), False, functions)
-    return problem, tuning.config(problem, get_arch(arch))
+    arch, queries = target
+    return problem, tuning.config(problem, get_arch(arch), queries)

@@ -45,18 +45,17 @@ class Modifiers:
         return self.score is not None or self.mask is not None
 
     @cute.jit
-    def apply(self, S: cute.Tensor, at: tuple[Int32, Int32], row: Int32, first_key: Int32, masked: cutlass.Constexpr[bool]) -> None:
-        """Scores of one row, for neighbouring keys; ``at`` is (batch, head).
+    def apply(self, S: cute.Tensor, query: tuple[Int32, Int32, Int32], first_key: Int32, masked: cutlass.Constexpr[bool]) -> None:
+        """Scores of one ``query``, (batch, head, position), for neighbouring keys.
 
-        Rows and keys beyond the sequences, of which only a ``masked`` tile has the latter, take the indices of the last ones: their scores
-        do not matter, but the functions read tensors with them.
+        Keys beyond the sequence, which only a ``masked`` tile has, take the index of the last one: their scores do not matter, but the
+        functions read tensors with it.
         """
-        row = min(row, self.seqlens[0] - 1)
         for i in cutlass.range_constexpr(cute.size(S)):
             key = first_key + i
             if const_expr(masked):
                 key = min(key, self.seqlens[1] - 1)
-            S[i] = self.changed(S[i], at, row, key)
+            S[i] = self.changed(S[i], query, key)
 
     @cute.jit
     def apply_tile(
@@ -68,7 +67,10 @@ class Modifiers:
         first: tuple[Int32, Int32],
         masked: cutlass.Constexpr[bool],
     ) -> None:
-        """The same for an mma.sync accumulator; ``first`` is the first (row, key) of the tile."""
+        """The same for an mma.sync accumulator; ``at`` is (batch, head), ``first`` the first (row, key) of the tile.
+
+        Rows beyond the sequence take the index of the last one.
+        """
         coords = cute.make_identity_tensor(tile)
         thread_row, thread_column = tiled_mma.get_slice(thread_index()).partition_C(coords)[0]
         steps = by_row(tiled_mma.get_slice(0).partition_C(coords))
@@ -79,16 +81,16 @@ class Modifiers:
                 key = first[1] + thread_column + steps[0, c][1]
                 if const_expr(masked):
                     key = min(key, self.seqlens[1] - 1)
-                S[r, c] = self.changed(S[r, c], at, row, key)
+                S[r, c] = self.changed(S[r, c], (*at, row), key)
 
     @cute.jit
-    def changed(self, value: Float32, at: tuple[Int32, Int32], row: Int32, key: Int32) -> Float32:
+    def changed(self, value: Float32, query: tuple[Int32, Int32, Int32], key: Int32) -> Float32:
         """One score."""
         score = value
         if const_expr(self.score is not None):
-            score = Float32(self.score(value * self.factor, *at, row, key, *self.score_aux))
+            score = Float32(self.score(value * self.factor, *query, key, *self.score_aux))
         if const_expr(self.mask is not None):
-            seen = Boolean(self.mask(*at, row, key, *self.mask_aux))
+            seen = Boolean(self.mask(*query, key, *self.mask_aux))
             score = score if seen else -Float32.inf
         return score
 

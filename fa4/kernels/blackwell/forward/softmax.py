@@ -84,7 +84,7 @@ def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
 def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> State:
     """The rows of one query tile."""
     tiles = work.tiles
-    index = work.first_row + stage * TMEM_LANES + thread
+    query = c.query(work, stage * TMEM_LANES + thread)
     row = Row(-Float32.inf, Float32(0.0), state.step)
     for tile in cutlass.range(tiles.end - 1, tiles.full_end - 1, -1, unroll=1):
         row = scores(c, work, stage, thread, tile, row, True)
@@ -98,9 +98,9 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlas
         c.barriers.total_empty.wait(stage, state.used & 1 ^ 1)
         totals[thread, stage] = row.total
         c.barriers.total_full.arrive(stage)
-    if index < mLSE.shape[2]:
+    if query.exists:
         # A row that saw no key: -inf + log2(0) = -inf.
-        mLSE[work.batch, work.head, index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+        mLSE[work.batch, query.head, query.position] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
     return State(row.step, state.used + Int32(work.count > 0))
 
 
@@ -119,11 +119,13 @@ def scores(
             if const_expr(c.scalars.gain is not None):
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
-            index, first_key = work.first_row + stage * TMEM_LANES + thread, tile * c.config.tile_n + chunk * CHUNK
+            query, first_key = c.query(work, stage * TMEM_LANES + thread), tile * c.config.tile_n + chunk * CHUNK
             if const_expr(c.modifiers.present):
-                c.modifiers.apply(part, (work.batch, work.head), index, first_key, masked)
+                # Functions are not asked about rows that stand for no query.
+                row_of, head = (query.position if query.exists else 0), (query.head if query.exists else 0)
+                c.modifiers.apply(part, (work.batch, head, row_of), first_key, masked)
             if const_expr(masked):
-                hide(work.band, index, first_key, part)
+                hide(work.band, query.position, first_key, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
