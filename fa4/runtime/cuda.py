@@ -62,7 +62,7 @@ def run(
     """
     found = _functions.get((id(artifact), index)) or _load(artifact, index)
     try:
-        found[1](*inputs, *outputs, *scalars, device.current_stream(index), *([list(aux)] if aux else ()))
+        found[1](*inputs, *outputs, *scalars, device.current_stream(index), *aux)
     except Exception as error:
         raise CudaError(f"{artifact.function} on cuda:{index}: {_reason(error)}") from error
 

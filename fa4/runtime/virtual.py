@@ -65,9 +65,9 @@ def run(
         tensor.fill_(torch.nan)  # what the kernel leaves out shows
     regions = [region(tensor.detach().__dlpack__(), "inputs", False) for tensor in (*inputs, *aux)]
     regions += [region(tensor.detach().__dlpack__(), "outputs", True) for tensor in outputs]
-    operands, more = ([tvm_ffi.from_dlpack(HostTensor(tensor.detach())) for tensor in tensors] for tensors in ((*inputs, *outputs), aux))
+    operands, more = ([tvm_ffi.from_dlpack(HostTensor(x.detach())) for x in tensors] for tensors in ((*inputs, *outputs), aux))
     with registered(gpu, regions), driver.raising():
-        function(*operands, *scalars, _STREAM, *([more] if more else ()))
+        function(*operands, *scalars, _STREAM, *more)
 
 
 def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:

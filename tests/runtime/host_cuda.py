@@ -53,12 +53,6 @@ class _Exported:
         return _CUDA, self.tensor.get_device()
 
 
-def _exported(value):
-    if isinstance(value, list):
-        return [_exported(item) for item in value]
-    return tvm_ffi.from_dlpack(_Exported(value)) if isinstance(value, torch.Tensor) else value
-
-
 class Devices:
     """Devices with the given compute capabilities, the first of them current; each has a current stream of its own.
 
@@ -119,7 +113,7 @@ class Devices:
 
         def call(*arguments):
             # Of a torch.Tensor on CUDA tvm-ffi asks torch's own library for the stream, which needs a driver where it has CUDA.
-            function(*map(_exported, arguments))
+            function(*(tvm_ffi.from_dlpack(_Exported(x)) if isinstance(x, torch.Tensor) else x for x in arguments))
 
         return call
 

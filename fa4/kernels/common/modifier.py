@@ -98,17 +98,17 @@ class Modifiers:
 def modifiers(problem: AttentionProblem, scalars: ScoreScalars, seqlens: tuple[Int32, Int32]) -> Modifiers:
     """Those of a problem with what a call gives them."""
     score, mask = problem.score_mod, problem.mask_mod
-    tensors, count = tuple(scalars.aux or ()), len(score.aux) if score else 0
+    count = len(score.aux) if score else 0
     functions = (each.function if each else None for each in (score, mask))
-    return Modifiers(*functions, tensors[:count], tensors[count:], scalars.factor, seqlens)
+    return Modifiers(*functions, scalars.aux[:count], scalars.aux[count:], scalars.factor, seqlens)
 
 
 def aux_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
-    """Arguments for ``cute.compile``: nothing, or one tuple of tensors of dynamic shapes and strides, the last one 1."""
+    """Arguments for ``cute.compile``: tensors of dynamic shapes and strides, the last one 1."""
     functions = [each for each in (problem.score_mod, problem.mask_mod) if each]
     tensors = []
     for dtype, rank in (aux for each in functions for aux in each.aux):
         shape = tuple(cute.sym_int() for _ in range(rank))
         strides = *(cute.sym_int64() for _ in range(rank - 1)), 1
         tensors.append(make_fake_tensor(_DTYPES[dtype], shape, strides, assumed_align=_DTYPES[dtype].width // 8))
-    return (tuple(tensors),) if tensors else ()
+    return tuple(tensors)

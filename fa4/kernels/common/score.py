@@ -29,7 +29,7 @@ class ScoreScalars(NamedTuple):
     flip_q: Int32 | None
     gain: Float32 | None
     factor: Float32 | None = None
-    aux: tuple[cute.Tensor, ...] | None = None
+    aux: tuple[cute.Tensor, ...] = ()
 
 
 @cute.jit
@@ -37,7 +37,7 @@ def score_scalars(
     softmax_scale: Float32,
     softcap: Float32 | None,
     modified: cutlass.Constexpr[bool] = False,
-    aux: tuple[cute.Tensor, ...] | None = None,
+    aux: tuple[cute.Tensor, ...] = (),
 ) -> ScoreScalars:
     """Host side: what the kernel is given; ``modified`` where a user's function changes scores."""
     if const_expr(modified):

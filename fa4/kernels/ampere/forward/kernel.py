@@ -66,7 +66,7 @@ class AmpereForward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
-        aux: tuple[cute.Tensor, ...] | None = None,
+        *aux: cute.Tensor,
     ) -> None:
         """Launch on ``stream``; nothing is launched where there is no query.
 
@@ -81,7 +81,7 @@ class AmpereForward:
             window_left: None where ``problem.window[0]`` is not set; any 32-bit number.
             window_right: None where ``problem.window[1]`` is not set; any 32-bit number. ``problem.causal`` stands for 0, and cuts it to 0.
             stream: CUDA stream.
-            aux: tensors of ``problem.score_mod``, then of ``problem.mask_mod``, any strides; left out where there are none.
+            aux: tensors of ``problem.score_mod``, then of ``problem.mask_mod``, the last stride 1.
 
         ``Sq + Sk`` must be below 2**31 - tile, and so must be the number of blocks, ``ceil(Sq / tile_m) * Hq * B``.
         """

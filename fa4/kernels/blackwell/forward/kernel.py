@@ -68,7 +68,7 @@ class BlackwellForward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
-        aux: tuple[cute.Tensor, ...] | None = None,
+        *aux: cute.Tensor,
     ) -> None:
         """Launch on ``stream``; arguments as in ``AmpereForward``."""
         batch, seqlen_q, heads_q, _ = mQ.shape
