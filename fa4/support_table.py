@@ -9,9 +9,18 @@ from fa4.arch import ARCHS
 from fa4.dispatch import Support
 from fa4.registration import mask_mod, score_mod
 
+
+def _same(score: Any, batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
+    return score
+
+
+def _all(batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
+    return k_index >= 0
+
+
 # Functions that change nothing, in both forms: what is asked is whether any function is served.
-_SCORE = score_mod("fa4.support_table score", **dict.fromkeys(("device", "torch"), lambda score, batch, head, q_index, k_index: score))
-_MASK = mask_mod("fa4.support_table mask", **dict.fromkeys(("device", "torch"), lambda batch, head, q_index, k_index: k_index >= 0))
+_SCORE = score_mod("fa4.support_table score", device=_same, torch=_same)
+_MASK = mask_mod("fa4.support_table mask", device=_all, torch=_all)
 
 FEATURES: dict[str, dict[str, Any]] = {
     "forward": {},

@@ -99,7 +99,7 @@ def modifiers(problem: AttentionProblem, scalars: ScoreScalars, seqlens: tuple[I
     """Those of a problem with what a call gives them."""
     score, mask = problem.score_mod, problem.mask_mod
     count = len(score.aux) if score else 0
-    functions = (each.function if each else None for each in (score, mask))
+    functions = score.function if score else None, mask.function if mask else None
     return Modifiers(*functions, scalars.aux[:count], scalars.aux[count:], scalars.factor, seqlens)
 
 
