@@ -59,7 +59,7 @@ def run(
     """
     import tvm_ffi
 
-    driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
+    driver = Driver(partial(launch, gpu, parsed(artifact.ptx, artifact.cubin)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         tensor.fill_(torch.nan)  # what the kernel leaves out shows
@@ -115,9 +115,9 @@ def registered(gpu: Gpu, regions: Iterable[Region]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=64)
-def parsed(ptx: str) -> Program:
+def parsed(ptx: str, cubin: bytes = b"") -> Program:
     """The program of a text, which keeps the code that the virtual GPU generates for it."""
-    return Program.parse(ptx)
+    return Program.parse(ptx, cubin)
 
 
 def _memory(region: Region) -> npt.NDArray[np.uint8]:

@@ -40,8 +40,9 @@ from fa4.vgpu.errors import (
     VgpuError,
 )
 from fa4.vgpu.machine import Gpu
+from fa4.vgpu.observe import Observer
 from fa4.vgpu.program import Program
-from fa4.vgpu.report import Observer, Report
+from fa4.vgpu.report import Report
 
 if TYPE_CHECKING:
     from fa4.runtime.attach import attach as attach

@@ -151,9 +151,10 @@ class Replay(_Plain):
 
     def _place(self, ctas: Sequence[Cta]) -> str:
         """Where the warp that did the last step stands."""
+        index, who = self.now or (-1, -1)
         for cta in ctas:
-            for warp in cta.warps if self.now is not None and cta.index == self.now[0] else ():
-                if warp.index == self.now[1] and warp.state == RUNNING:
+            for warp in cta.warps if cta.index == index else ():
+                if warp.index == who and warp.state == RUNNING:
                     block = cta.launch.kernel.blocks[warp.block]
                     op = block.ops[0] if block.ops else block.end
                     return "" if op is None else f" at PTX line {op.line}: {op.text}" + (f" ({op.source})" if op.source else "")

@@ -18,15 +18,17 @@ from fa4.vgpu.engine import Engine
 from fa4.vgpu.errors import LaunchError, Place, VgpuError
 from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.hazards import Sites
-from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WINDOW_SHIFT, WINDOWS, WRITTEN, Block, Buffer, GlobalMemory
+from fa4.vgpu.observe import Observer
 from fa4.vgpu.program import Kernel, Program
-from fa4.vgpu.report import Observer, Report, launch_report, total_report
+from fa4.vgpu.report import Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
 from fa4.vgpu.state import Cta, Dim3
 from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
+Data = bytes  # the name is a field below
 
 Checks = Literal["basic", "hazards", "isa"]
 CHECKS: tuple[str, ...] = get_args(Checks)
@@ -52,6 +54,7 @@ class Code:
     shared_base: int
     clustered: bool
     sites: Sites | None = None
+    observed: bool = False
     blocks: dict[tuple[int, bool], Compiled] = field(default_factory=dict)
 
 
@@ -107,6 +110,21 @@ class Launch:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
 
+    def read(self, address: int, size: int) -> Data:
+        """Bytes at a generic address in global, constant or parameter memory.
+
+        Raises:
+            FaultError: it lies elsewhere, or they leave their buffer.
+        """
+        for space in ("param", "const"):
+            if address >> WINDOW_SHIFT == WINDOWS[space] >> WINDOW_SHIFT:
+                block = self.constants[space]
+                return block.data[block.stretch(address - WINDOWS[space], size)].tobytes()
+        buffer = self.memory.find(address, size)
+        if buffer is None:
+            raise self.memory.outside(np.array([address], np.uint64), size, None)
+        return buffer.data[address - buffer.address : address - buffer.address + size].tobytes()
+
     def specials(self) -> dict[str, Array]:
         """Special registers: one value a lane, or one for all; those of the CTA's place are set as it starts (PTX ISA 10)."""
         lanes = np.arange(-(-self.threads // 32) * 32)
@@ -160,7 +178,7 @@ class Gpu:
             rules of the ISA on which GPUs are not known to insist.
 
     Attributes:
-        observer: told of block entries and synchronisation; None, as at first, costs nothing.
+        observer: told of launches, block entries and synchronisation, see ``fa4.vgpu.observe``; None, as at first, costs nothing.
         scheduler: what decides instead of ``schedule`` and ``seed``; see ``fa4.vgpu.choices``.
         captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
     """
@@ -245,14 +263,17 @@ class Gpu:
         entry = program.kernel(kernel)
         size = _dim3("cluster", cluster or (1, 1, 1))
         clustered = size != (1, 1, 1)
-        key = kernel, ARCHES[self.arch][0], clustered, self.checks != "basic"
+        seen = self.observer is not None and not getattr(self.observer, "blocks_only", False)
+        key = kernel, ARCHES[self.arch][0], clustered, self.checks != "basic", seen
         if key not in program.code:
             sites = Sites(entry) if self.checks != "basic" else None
-            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites)
+            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites, seen)
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
         if self.captures is not None:
             self.captures.append(self._capture(program, kernel, launch, params))
+        if self.observer is not None:
+            self.observer.launch(launch, program)
         start = time.perf_counter()
         loaded = [v for v in entry.variables if v.space == "global"]
         for variable in loaded:
@@ -275,7 +296,7 @@ class Gpu:
         """What repeats a run that is not in the default schedule."""
         if self.schedule == "round_robin" or self.scheduler is not None:
             return ""
-        options = {"schedule": self.schedule, "seed": self.seed}
+        options: dict[str, Any] = {"schedule": self.schedule, "seed": self.seed}
         defaults = {"resident": (self.resident, 4), "delay": ("early" if self.early else "late", "late"), "checks": (self.checks, "basic")}
         options |= {name: value for name, (value, default) in defaults.items() if value != default}
         return ", ".join(f"{name}={value!r}" for name, value in options.items())

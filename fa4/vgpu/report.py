@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -79,21 +79,16 @@ def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-class Observer(Protocol):
-    """Told what happens, in program order for each warp."""
-
-    def block(self, cta: int, warp: int, block: int, lanes: int) -> None:
-        """A warp begins a basic block with so many lanes."""
-
-    def event(self, cta: int, warp: int, kind: str, fields: dict[str, Any]) -> None:
-        """A warp executes an instruction that synchronises."""
-
-
 class StepLimit:
     """An observer that ends a run which does not end by itself; ``done`` counts blocks, by warp."""
 
+    blocks_only = True
+
     def __init__(self, blocks: int) -> None:
         self.blocks, self.done = blocks, 0
+
+    def launch(self, *_: Any) -> None:
+        """Nothing to do."""
 
     def block(self, *_: Any) -> None:
         """One more.
@@ -117,7 +112,7 @@ def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
     totals = dict(launch.bytes)
     for (index, full), counts in launch.counts.items():
         block = launch.kernel.blocks[index]
-        ops = block.ops if block.end is None else (*block.ops, block.end)
+        ops = block.all
         times = int(counts.sum())
         warps += counts * len(ops)
         for op in ops:

@@ -34,7 +34,8 @@ def run_warps(launch: Launch, pick: Pick) -> None:
     compiled = code.blocks.get((index, full))
     if compiled is None:
         try:
-            compiled = compile_block(code.kernel, code.watch, index, full, (code.shared_base, code.clustered), code.sites)
+            shared = code.shared_base, code.clustered
+            compiled = compile_block(code.kernel, code.watch, (index, full), shared, code.sites, code.observed)
         except EmitError as error:
             place = _place(launch, gang, _op(code.kernel, index, error.position), None)
             raise UnsupportedInstructionError(error.message, place) from error

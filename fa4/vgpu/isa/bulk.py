@@ -261,7 +261,6 @@ def commit_group(g: Any, mask: Array | None) -> None:
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
         groups.commit(32 * g.first + lane)
-    g.event("cp.async.bulk.commit_group", mask, {})
 
 
 def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
@@ -269,7 +268,6 @@ def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
         groups.wait(32 * g.first + lane, keep, read, g.site)
-    g.event("cp.async.bulk.wait_group", mask, {"keep": keep, "read": read})
 
 
 @ending(
