@@ -19,6 +19,7 @@ from fa4 import dispatch
 from fa4._settings import compiler_environment
 from fa4.compiler import get, key, plain, sources, toolchain
 from fa4.compiler.key import function_key, kernel_key
+from fa4.modifier import DeviceFunction
 from fa4.problem import AttentionProblem
 
 # --- every element of a key ---
@@ -27,6 +28,8 @@ from fa4.problem import AttentionProblem
 def other(value):
     if isinstance(value, bool):
         return not value
+    if value is None:
+        return DeviceFunction(lambda *arguments: arguments[0])
     return value + 1 if isinstance(value, int) else (not value[0], value[1]) if isinstance(value, tuple) else value + "x"
 
 
