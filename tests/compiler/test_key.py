@@ -110,7 +110,9 @@ def test_a_miss_compiles_again(compiles):
 def test_what_varies_at_run_time_is_not_in_the_key():
     """Case 43: lengths, batch, scale and the rest of a call's numbers are options, which no key takes."""
     assert {f.name for f in dataclasses.fields(AttentionProblem)} == {
-        *("direction", "dtype", "head_dim", "head_dim_v", "causal", "window", "softcap", "deterministic")
+        *("direction", "dtype", "head_dim", "head_dim_v", "causal", "window", "softcap", "deterministic"),
+        "score_mod",
+        "mask_mod",
     }
 
 
@@ -176,7 +178,7 @@ def test_imports_are_followed_without_importing(tmp_path, monkeypatch):
     )
     found = set(sources.source_files(("scanned.kernel",)))
     own = {"kernel", "helper", "late", "other", "deep", "deep.tile"}
-    assert {"scanned", *(f"scanned.{name}" for name in own), "fa4", "fa4.problem", "fa4.errors"} == found
+    assert {"scanned", *(f"scanned.{name}" for name in own), "fa4", "fa4.problem", "fa4.modifier", "fa4.errors"} == found
     assert "scanned" not in sys.modules
 
 
