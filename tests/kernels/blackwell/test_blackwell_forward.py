@@ -108,10 +108,10 @@ HANDFUL = [
 def assert_bitwise_equal_over(schedules, shape, options, dtype, configure=lambda inputs: None):
     inputs = make_inputs(shape, dtype)
     config = configure(inputs)
-    expected = attention(Gpu(ARCH), inputs.q, inputs.k, inputs.v, options, config)
+    expected = attention(Gpu(ARCH, checks="isa"), inputs.q, inputs.k, inputs.v, options, config)
     assert_right(expected, inputs, options)
     for schedule, seed, delay in schedules:
-        gpu = Gpu(ARCH, schedule=schedule, seed=seed, delay=delay, resident=1 + seed % 3)
+        gpu = Gpu(ARCH, schedule=schedule, seed=seed, delay=delay, resident=1 + seed % 3, checks="isa")
         results = attention(gpu, inputs.q, inputs.k, inputs.v, options, config)
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(results, expected, strict=True)), (schedule, seed, delay)
 
@@ -149,7 +149,10 @@ class Blocks:
         self.entries[warp, block] += 1
         self.lanes[block] += lanes
 
-    def event(self, cta, warp, kind, fields):
+    def launch(self, launch, program):
+        pass
+
+    def event(self, cta, warp, op, lanes, values):
         pass
 
 
@@ -208,7 +211,7 @@ def run(inputs, options, config=None, **gpu):
     shape = AttentionShape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, d, dv)
     traffic = ForwardTraffic(shape, config, normalise_window(options.window_size, options.causal))
     (kernel,) = artifact.kernels
-    return Run(results, gpu.report(), traffic, blocks, virtual.parsed(artifact.ptx).kernel(kernel.name).blocks)
+    return Run(results, gpu.report(), traffic, blocks, virtual.parsed(artifact.ptx, artifact.cubin).kernel(kernel.name).blocks)
 
 
 def assert_moves(found):
