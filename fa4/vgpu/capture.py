@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fa4.vgpu.program import Program
 
 if TYPE_CHECKING:
-    from fa4.vgpu.report import Observer
+    from fa4.vgpu.observe import Observer
     from fa4.vgpu.scheduler import Scheduler
     from fa4.vgpu.state import Dim3
 
