@@ -102,7 +102,6 @@ HANDFUL = [
     (AttentionShape(1, 260, 260, 3, 1, 64), FULL, torch.float16, persistent),
     (AttentionShape(1, 200, 400, 1, 1, 64), Options(window_size=(140, 30)), torch.bfloat16),
     (AttentionShape(1, 140, 300, 1, 1, 192, 128), CAUSAL, torch.bfloat16),
-    (AttentionShape(1, 260, 130, 3, 1, 192, 128), FULL, torch.bfloat16, persistent),  # O leaves through Q, and another Q comes
 ]
 
 
