@@ -113,6 +113,7 @@ def attach(
     schedule: Schedule | None = None,
     delay: Literal["late", "early"] | None = None,
     checks: Checks | None = None,
+    processes: int | None = None,
     line_info: bool = True,
     sms: int | None = None,
     **options: Any,
@@ -129,6 +130,7 @@ def attach(
         schedule: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_schedule``.
         delay: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_delay``.
         checks: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_checks``.
+        processes: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_processes``.
         line_info: compile with a line table, so that errors and reports name source lines. Tracing takes about twice as long.
         sms: how many SMs functions are told that there are; None: as many as the architecture has. Kernels that are compiled for a number
             of blocks, such as persistent ones, use it.
@@ -147,6 +149,7 @@ def attach(
         delay=delay or settings.vgpu_delay,
         checks=checks or settings.vgpu_checks,
         sms=sms,
+        processes=settings.vgpu_processes if processes is None else processes,
         **options,
     )
     with dsl.hooked(gpu, line_info):

@@ -29,10 +29,10 @@ _STREAM = 0
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed, the schedule, the delay and the checks that the settings say."""
+    """A virtual GPU with the seed, the schedule, the delay, the checks and the number of processes that the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    return Gpu(arch, seed=settings.vgpu_seed, **how)
+    return Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ from fa4.vgpu.errors import (
     Place,
     ProxyFenceError,
     PtxSyntaxError,
+    SharedGlobalError,
     TensorFenceError,
     TensorMapError,
     TensorMemoryError,
@@ -38,6 +39,7 @@ from fa4.vgpu.errors import (
     UninitializedError,
     UnsupportedInstructionError,
     VgpuError,
+    WorkerError,
 )
 from fa4.vgpu.machine import Gpu
 from fa4.vgpu.observe import Observer
@@ -68,6 +70,7 @@ __all__ = [
     "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
+    "SharedGlobalError",
     "TensorFenceError",
     "TensorMapError",
     "TensorMemoryError",
@@ -75,6 +78,7 @@ __all__ = [
     "UninitializedError",
     "UnsupportedInstructionError",
     "VgpuError",
+    "WorkerError",
     "attach",
     "minimise",
     "torch_cuda",

@@ -104,7 +104,7 @@ class StepLimit:
         """Nothing to count."""
 
 
-def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
+def launch_report(launch: Launch, seconds: float) -> Report:
     """What one launch did."""
     by_opcode: dict[str, int] = {}
     by_source: dict[str, int] = {}
@@ -121,7 +121,7 @@ def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
         for space, size in launch.code.blocks[index, full].bytes_per_warp.items():
             totals[space] = totals.get(space, 0) + size * times
     ctas = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    return _report(by_opcode, by_source, warps.tolist(), totals, (ctas, steps, seconds))
+    return _report(by_opcode, by_source, warps.tolist(), totals, (ctas, launch.ticks, seconds))
 
 
 def _report(

@@ -158,8 +158,8 @@ class Gang:
         self.cta.launch.bytes[space] = self.cta.launch.bytes.get(space, 0) + size * int(np.count_nonzero(mask))
 
     def clock(self, name: str, bits: int) -> Array:
-        """A clock that counts executed blocks: it grows, but it is no time."""
-        ticks = self.cta.launch.ticks
+        """A clock that counts what the cluster executed, in blocks: it grows, but it is no time."""
+        ticks = self.cta.cluster.ticks
         value = ticks >> 32 if name in ("%clock_hi", "%globaltimer_hi") else ticks
         return np.array([value & (2**bits - 1)], f"u{bits // 8}")
 
