@@ -15,12 +15,14 @@ from fa4.problem import AttentionProblem
 
 BACKENDS = ("cpu", "cuda", "vgpu")
 
-# (direction, "cpu" or architecture family) -> "module:function", or "module:Class" of a kernel.
+# (operation, "cpu", architecture family or "any" of them) -> "module:function", or "module:Class" of a kernel.
 IMPLEMENTATIONS = {
     ("forward", "cpu"): "fa4.cpu.forward:attention_forward",
     ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
     ("forward", "ampere"): "fa4.kernels.ampere.forward.kernel:AmpereForward",
     ("forward", "blackwell"): "fa4.kernels.blackwell.forward.kernel:BlackwellForward",
+    ("preprocess", "any"): "fa4.kernels.auxiliary.preprocess:Preprocess",
+    ("postprocess", "any"): "fa4.kernels.auxiliary.postprocess:Postprocess",
 }
 # Rows that do not serve every request: why not, or None.
 REFUSALS = {("forward", "blackwell"): blackwell_forward_refusal}
@@ -74,7 +76,7 @@ def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:
     row = kernel_target(problem, family)
     if row is None:
         return Support(False, f"no {problem.direction} kernel for {arch or 'any GPU'} yet; backend 'cpu' serves this request")
-    if row[1] == family:
+    if row[1] in (family, "any"):
         return Support(True)
     why = refusal(problem, family) or f"{arch} has no {problem.direction} kernel of its own yet"
     return Support(True, f"{why}; the Ampere kernel serves this request", native=False)
@@ -106,8 +108,8 @@ def refusal(problem: AttentionProblem, family: str) -> str | None:
 
 
 def kernel_target(problem: AttentionProblem, family: str) -> tuple[str, str] | None:
-    """The row that serves a request: the family's own, else the Ampere kernel's, which runs on every GPU of today; None without either."""
-    rows = ((problem.direction, family), (problem.direction, "ampere"))
+    """The row that serves a request: the family's own, else one that runs on every GPU of today, as the Ampere kernel does; else None."""
+    rows = ((problem.direction, target) for target in (family, "any", "ampere"))
     return next((row for row in rows if row in IMPLEMENTATIONS and not refusal(problem, row[1])), None)
 
 

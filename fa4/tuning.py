@@ -10,12 +10,16 @@ from fa4.config import (
     AmpereForwardConfig,
     BlackwellForwardConfig,
     Exp2Policy,
+    PostprocessConfig,
+    PreprocessConfig,
     blackwell_forward_refusal,
     check_ampere_forward,
     padded_head_dim,
 )
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
+
+KernelConfig = AmpereForwardConfig | BlackwellForwardConfig | PreprocessConfig | PostprocessConfig
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,16 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     return replace(row, order="persistent", registers=(184, 96, 48))
 
 
-def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
+def config(problem: AttentionProblem, arch: Arch) -> KernelConfig:
     """Configuration of the kernel that ``dispatch.kernel`` names for a request.
 
     Raises:
         UnsupportedError: none fits ``arch``.
     """
+    if problem.direction == "preprocess":
+        return PreprocessConfig()
+    if problem.direction == "postprocess":
+        return PostprocessConfig()
     if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
         return blackwell_forward_config(problem, arch)
     return ampere_forward_config(problem, arch)

@@ -46,8 +46,15 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, own, partial(run, index))
 
 
-def run(index: int, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
-    """Call the host code of ``artifact`` with tensors of device ``index``, on its current stream.
+def run(
+    index: int,
+    artifact: Artifact,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    scalars: Sequence[Scalar],
+    updated: Sequence[Tensor | None] = (),
+) -> None:
+    """Call the host code of ``artifact`` with tensors of device ``index``, on its current stream; the order is that of ``virtual.run``.
 
     Raises:
         CompileError: the kernel cannot be loaded there.
@@ -55,7 +62,7 @@ def run(index: int, artifact: Artifact, inputs: Sequence[Tensor], outputs: Seque
     """
     found = _functions.get((id(artifact), index)) or _load(artifact, index)
     try:
-        found[1](*inputs, *outputs, *scalars, device.current_stream(index))
+        found[1](*inputs, *updated, *outputs, *scalars, device.current_stream(index))
     except Exception as error:
         raise CudaError(f"{artifact.function} on cuda:{index}: {_reason(error)}") from error
 

@@ -18,8 +18,8 @@ from fa4.problem import AttentionOptions, AttentionProblem
 from fa4.runtime.tensors import kernel_operand
 
 Scalar = float | int | None
-# Runs the host code of an artifact on input tensors, output tensors and numbers.
-Execute = Callable[[Artifact, Sequence[Tensor], Sequence[Tensor], Sequence[Scalar]], None]
+# Runs the host code of an artifact on input tensors (None where one is absent), output tensors and numbers.
+Execute = Callable[[Artifact, "Sequence[Tensor | None]", "Sequence[Tensor | None]", Sequence[Scalar]], None]
 
 MAX_INT32 = (1 << 31) - 1
 
