@@ -241,3 +241,93 @@ def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=2, o_over_q=True), head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
+
+
+@dataclass(frozen=True)
+class BlackwellBackwardConfig:
+    """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
+
+    ``stages`` tiles of Q (with lse and delta) are in shared memory at once; ``registers`` per thread of the compute warps, the warps that
+    add dQ, and the others. ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget``
+    bytes take turns.
+    """
+
+    stages: int
+    registers: tuple[int, int, int] = (144, 152, 72)
+    order: str = "single"
+    l2_budget: int = 63 << 20
+
+    def __post_init__(self) -> None:
+        """Refuse what the hardware cannot do."""
+        compute, reduce, other = self.registers
+        used = WARP * 4 * (2 * compute + reduce + other)
+        rules = {
+            "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
+            "registers": (
+                used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in self.registers),
+                f"128 x (2 x {compute} + {reduce} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
+                "for example (144, 152, 72)",
+            ),
+            "order": (self.order != "persistent", "K and V of a CTA stay where dK and dV leave from", "use 'single', 'lpt' or 'spt'"),
+        }
+        for name, (ok, rule, remedy) in rules.items():
+            if not ok:
+                raise ArgumentError(name, getattr(self, name), rule, remedy)
+
+
+@dataclass(frozen=True)
+class BackwardColumns:
+    """First columns in tensor memory of what the backward computes; ``end`` is one past the last.
+
+    P takes the first and the third quarter of S, dS those of dP: each compute warpgroup writes where it alone has read. ``serial``: S and dP
+    overlap, so that one tile is done with before the next begins. ``dq_apart``: dQ keeps clear of dS, so that it is computed before dK.
+    """
+
+    S: int
+    dP: int
+    dV: int
+    dK: int
+    dQ: int
+    end: int
+    arithmetic: str
+    serial: bool
+    dq_apart: bool
+
+
+def backward_columns(head_dim: int, head_dim_v: int) -> BackwardColumns:
+    """The map of tensor memory: dV, dK, then S and dP side by side where they fit, and dQ at the end, over dP where it must."""
+    d, dv, tile = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES
+    free = TMEM_COLUMNS - dv - d
+    serial = free < 2 * tile
+    S = dv + d
+    dP = TMEM_COLUMNS - tile if serial else S + tile
+    dQ = TMEM_COLUMNS - d
+    needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
+    arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"
+    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, serial, not serial and dQ >= dP + 3 * tile // 4)
+
+
+def backward_chunk(head_dim: int) -> int:
+    """Columns of dQ that a warp adds at a time."""
+    return 32 if padded_head_dim(head_dim) % 32 == 0 else 16
+
+
+def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
+    """Shared memory of one CTA: barriers, lse and delta (3 KB), K, V, the tiles of Q, one of dO, dS, and two chunks of dQ."""
+    d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(head_dim)
+    size = 3072 + ELEMENT_BYTES * n * (d + dv + config.stages * d + dv + n) + 2 * 4 * n * chunk
+    arithmetic = (
+        f"3072 + {n} x (K {d} + V {dv} + {config.stages} stages x Q {d} + dO {dv} + dS {n}) x {ELEMENT_BYTES} + 2 x dQ {n} x {chunk} x 4 "
+        f"= {size} bytes"
+    )
+    return SharedMemory(size, arithmetic)
+
+
+def blackwell_backward_refusal(head_dim: int, head_dim_v: int) -> str | None:
+    """Why the Blackwell backward kernel does not serve these head dims, with the arithmetic; None where it does."""
+    columns = backward_columns(head_dim, head_dim_v)
+    if columns.end > TMEM_COLUMNS:
+        return f"head_dim {head_dim}, head_dim_v {head_dim_v} need {columns.arithmetic}, which has {TMEM_COLUMNS}"
+    need = backward_shared_memory(BlackwellBackwardConfig(stages=1 if columns.serial else 2), head_dim, head_dim_v)
+    limit = int(get_arch("sm_100a").smem_per_block)
+    return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None

@@ -1,0 +1,127 @@
+"""The two compute warpgroups."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from fa4.config import TMEM_LANES
+from fa4.kernels.blackwell.backward.context import Context, Work
+from fa4.kernels.blackwell.forward.context import Slot, following
+from fa4.kernels.blackwell.forward.softmax import load_columns, ones_from, store_columns
+from fa4.kernels.common.score import capped
+
+QUERIES = TMEM_LANES // 2
+"""Queries of a warpgroup."""
+CHUNK = 32
+"""Queries whose lse or delta is in registers at a time."""
+
+
+@cute.jit
+def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
+    """From S and dP to P and dS, a key and 64 queries for each thread.
+
+    Warps: eight, two warpgroups; ``half`` says which queries.
+    Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
+    Waits: q_full (lse and delta); s_full, dp_full.
+    Signals: p_ready, ds_ready.
+    Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and to
+    shared memory; ds_ready.
+    """
+    slot, step = Slot(Int32(0), Int32(0)), Int32(0)
+    for _ in cutlass.range(work.group, unroll=1):
+        for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
+            c.barriers.q_full.wait(slot.index, slot.phase)
+            P = probabilities(c, work, (half, thread), tile, slot.index, step)
+            dscores(c, P, (half, thread), slot.index, step)
+            slot = following(slot, c.config.stages)
+            step = step + 1
+
+
+@cute.jit
+def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, slot: Int32, step: Int32) -> cute.Tensor:
+    """P of this thread to tensor memory; returns P in float32, with softcap times the slope of the capping."""
+    half, thread = who
+    address = c.tmem + c.columns.S + half * QUERIES
+    S = cute.make_rmem_tensor(QUERIES, Float32)
+    c.barriers.s_full.wait(0, step & 1)
+    load_columns(address, S, thread)
+    slope = cute.make_rmem_tensor(QUERIES, Float32)
+    if const_expr(c.scalars.gain is not None):
+        for i in cutlass.range_constexpr(QUERIES):
+            S[i] = capped(S[i], c.scalars.gain)
+            slope[i] = 1.0 - 4.0 * S[i] * S[i]
+    if tile < work.tiles.full_begin or tile >= work.tiles.full_end:
+        hide(c, work, thread, tile * TMEM_LANES + half * QUERIES, S)
+    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
+        lse = statistic(c.shared.sLSE, half, chunk, slot)
+        scale = c.scalars.scale_log2
+        for i in cutlass.range_constexpr(0, CHUNK, 2):
+            at = chunk * CHUNK + i
+            x, y = cute.arch.fma_packed_f32x2((S[at], S[at + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
+            S[at], S[at + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
+        store_columns(address + chunk * (CHUNK // 2), rounded(c, S, chunk), thread)
+    cute.arch.fence_view_async_tmem_store()
+    c.barriers.p_ready.arrive(0)
+    if const_expr(c.scalars.gain is not None):
+        for i in cutlass.range_constexpr(0, QUERIES, 2):
+            S[i], S[i + 1] = cute.arch.mul_packed_f32x2((S[i], S[i + 1]), (slope[i], slope[i + 1]))
+    return S
+
+
+@cute.jit
+def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, step: Int32) -> None:
+    """dS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
+    half, thread = who
+    address = c.tmem + c.columns.dP + half * QUERIES
+    c.barriers.dp_full.wait(0, step & 1)
+    dS = cute.make_rmem_tensor(QUERIES, Float32)
+    load_columns(address, dS, thread)
+    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
+        delta = statistic(c.shared.sDelta, half, chunk, slot)
+        for i in cutlass.range_constexpr(0, CHUNK, 2):
+            at = chunk * CHUNK + i
+            x, y = cute.arch.sub_packed_f32x2((dS[at], dS[at + 1]), (delta[i], delta[i + 1]))
+            dS[at], dS[at + 1] = cute.arch.mul_packed_f32x2((x, y), (P[at], P[at + 1]))
+        words = rounded(c, dS, chunk)
+        store_columns(address + chunk * (CHUNK // 2), words, thread)
+        values = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=c.dtype), cute.make_layout(CHUNK))
+        for i in cutlass.range_constexpr(CHUNK // 8):
+            source = cute.make_tensor(values.iterator + i * 8, cute.make_layout(8))
+            to = cute.local_tile(c.shared.sdS[thread, None, 0], (8,), ((half * QUERIES + chunk * CHUNK) // 8 + i,))
+            cute.autovec_copy(source, to)
+    cute.arch.fence_view_async_tmem_store()
+    cute.arch.fence_proxy("async.shared", space="cta")
+    c.barriers.ds_ready.arrive(0)
+
+
+@cute.jit
+def statistic(source: cute.Tensor, half: Int32, chunk: cutlass.Constexpr[int], slot: Int32) -> cute.Tensor:
+    """Lse or delta of a chunk of queries: the same for all threads."""
+    values = cute.make_rmem_tensor(CHUNK, Float32)
+    cute.autovec_copy(cute.local_tile(source[None, slot], (CHUNK,), (half * (QUERIES // CHUNK) + chunk,)), values)
+    return values
+
+
+@cute.jit
+def rounded(c: Context, values: cute.Tensor, chunk: cutlass.Constexpr[int]) -> cute.Tensor:
+    """A chunk in the dtype, two in a word."""
+    found = cute.make_rmem_tensor(CHUNK, c.dtype)
+    for i in cutlass.range_constexpr(CHUNK):
+        found[i] = values[chunk * CHUNK + i].to(c.dtype)
+    return cute.make_tensor(cute.recast_ptr(found.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
+
+
+@cute.jit
+def hide(c: Context, work: Work, thread: Int32, first_query: Int32, S: cute.Tensor) -> None:
+    """Set the scores of queries that do not see this thread's key to -inf: all of them where there is no such key."""
+    key = work.first_key + thread
+    end = work.queries.end_key(key) if key < c.seqlens[1] else Int32(0)
+    begin = work.queries.first_key(key)
+    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
+        first = first_query + chunk * CHUNK
+        visible = ~ones_from(end - first) & ones_from(begin - first)
+        for i in cutlass.range_constexpr(CHUNK):
+            at = chunk * CHUNK + i
+            S[at] = S[at] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf

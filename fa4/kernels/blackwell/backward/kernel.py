@@ -1,0 +1,163 @@
+"""FlashAttention-4 backward for sm_100a and sm_103a (arXiv 2603.05451): the main kernel, one CTA for each tile of 128 keys."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pl
+from cutlass import Float32, Int32, Int64, const_expr, memory
+from cutlass.cute.nvgpu import cpasync
+
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellBackwardConfig, padded_head_dim
+from fa4.kernels.blackwell.backward import compute, epilogue, load, mma, reduce
+from fa4.kernels.blackwell.backward.context import Context, Tiles
+from fa4.kernels.blackwell.backward.storage import allocate
+from fa4.kernels.blackwell.forward.kernel import Tma
+from fa4.kernels.blackwell.forward.storage import tile_layout
+from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
+from fa4.kernels.common.score import ScoreScalars, score_scalars
+from fa4.problem import AttentionProblem
+from fa4.schedule.device import section_size, tile_order
+
+MMA, LOAD, EPILOGUE = 12, 13, 14
+"""Warps, after those of the compute (0-7) and reduce (8-11) warpgroups."""
+THREADS = 512
+
+
+class Rows(NamedTuple):
+    """What there is of each query: lse and delta (B, Hq, Sq rounded), the dQ accumulator, the semaphores of its blocks."""
+
+    mLSE: cute.Tensor
+    mDelta: cute.Tensor
+    mdQ: cute.Tensor
+    mSemaphore: cute.Tensor | None
+
+
+class BlackwellBackward:
+    """One compiled backward kernel: a problem class with a configuration."""
+
+    def __init__(self, problem: AttentionProblem, config: BlackwellBackwardConfig) -> None:
+        self.problem = problem
+        self.config = config
+        self.dtype = DTYPES[problem.dtype]
+        self.head_dims = problem.head_dim, problem.head_dim_v
+
+    @property
+    def name(self) -> str:
+        """Stable name of the device function, without the suffix that the DSL adds."""
+        return kernel_name("blackwell", self.problem, f"{'ordered_' if self.problem.deterministic else ''}s{self.config.stages}")
+
+    def compile_arguments(self) -> tuple[Any, ...]:
+        """Arguments for ``cute.compile``."""
+        return backward_arguments(self.problem)
+
+    @cute.jit
+    def __call__(  # noqa: PLR0913  # the tensors of a backward pass
+        self,
+        mQ: cute.Tensor,
+        mK: cute.Tensor,
+        mV: cute.Tensor,
+        mdO: cute.Tensor,
+        mLSE: cute.Tensor,
+        mDelta: cute.Tensor,
+        mdQ: cute.Tensor,
+        mSemaphore: cute.Tensor | None,
+        mdK: cute.Tensor,
+        mdV: cute.Tensor,
+        softmax_scale: Float32,
+        softcap: Float32 | None,
+        window_left: Int32 | None,
+        window_right: Int32 | None,
+        stream: cuda.CUstream,
+    ) -> None:
+        """Launch on ``stream``.
+
+        Args:
+            mQ: queries (B, Sq, Hq, D) of the dtype.
+            mK: keys (B, Sk, Hkv, D).
+            mV: values (B, Sk, Hkv, Dv).
+            mdO: gradient of out (B, Sq, Hq, Dv).
+            mLSE: lse in log2 units (B, Hq, Sq rounded up to 128), float32; +inf in rows that see no key, or do not exist.
+            mDelta: rowsum(out * dout) - dlse, likewise; 0 in rows that do not exist.
+            mdQ: accumulator of dQ without scale (B, Hq, Sq rounded, D rounded), float32, zeroed; see ``fa4.kernels.common.dq_layout``.
+            mSemaphore: int32 (B, Hq, Sq rounded / 32), zeroed; None unless deterministic.
+            mdK: gradient of k (B, Sk, Hkv, D), written.
+            mdV: gradient of v (B, Sk, Hkv, Dv), written.
+            softmax_scale: factor on Q K^T.
+            softcap: as in the forward, None without.
+            window_left: likewise.
+            window_right: likewise.
+            stream: CUDA stream.
+        """
+        batch, seqlen_q, heads_q, _ = mQ.shape
+        seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
+        config = self.config
+        rows, blocks = heads_kv * batch, cute.ceil_div(seqlen_k, TMEM_LANES)
+        if blocks * rows > 0:
+            group = heads_q // heads_kv
+            operands = Int64(seqlen_q) * Int64(group) * (sum(self.head_dims) * ELEMENT_BYTES)
+            section = section_size(operands, Int64(rows), Int64(1), config.l2_budget)
+            order = tile_order(Int64(blocks), Int64(heads_kv), Int64(batch), section, config.order)
+            limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
+            moves = []
+            for x, op in (
+                *((x, cpasync.CopyBulkTensorTileG2SOp()) for x in (mQ, mK, mV, mdO)),
+                *((x, cpasync.CopyBulkTensorTileS2GOp()) for x in (mdK, mdV)),
+            ):
+                by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
+                tile = (TMEM_LANES, padded_head_dim(x.shape[3]))
+                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(*tile, self.dtype), tile)))
+            BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+            numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
+            self.kernel(tuple(moves), Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(
+                grid=[blocks * rows, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
+            )
+
+    @cute.kernel
+    def kernel(
+        self, moves: tuple[Tma, Tma, Tma, Tma, Tma, Tma], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles
+    ) -> None:
+        """Allocate, and hand each warp to its role."""
+        Q, K, V, dO, dK, dV = moves
+        config = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread = cute.arch.thread_idx()[0] % (4 * WARP)
+        shared = allocate(config, self.head_dims, self.dtype)
+        if warp == MMA:
+            with cute.arch.elect_one():
+                shared.barriers.initialise(config)
+            cute.arch.mbarrier_init_fence()
+        columns = memory.TmemAllocator(
+            shared.tmem_address, barrier_for_retrieve=pl.NamedBarrier(barrier_id=1, num_threads=THREADS), allocator_warp_id=MMA
+        )
+        columns.allocate(512)
+        columns.wait_for_alloc()
+        start = columns.retrieve_ptr(Float32)
+        cute.arch.sync_threads()
+
+        seqlens = Q.tensor.shape[0], K.tensor.shape[0]
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)
+        if warp < 8:
+            cute.arch.setmaxregister_increase(config.registers[0])
+            half = warp // 4
+            work = c.work()
+            compute.run(c, work, half, thread)
+            epilogue.run(c, work, softmax_scale, half, thread)
+        elif warp < 12:
+            cute.arch.setmaxregister_increase(config.registers[1])
+            reduce.run(c, c.work(), per_row.mdQ, per_row.mSemaphore, thread)
+        else:
+            cute.arch.setmaxregister_decrease(config.registers[2])
+            if warp == MMA:
+                mma.run(c, c.work())
+            elif warp == LOAD:
+                tensors = (load.Source(x.atom, x.tensor, to) for x, to in ((Q, shared.sQ), (K, shared.sK), (V, shared.sV), (dO, shared.sdO)))
+                load.run(c, c.work(), load.Sources(*tensors, per_row.mLSE, per_row.mDelta))
+            elif warp == EPILOGUE:
+                epilogue.store(c, c.work(), (dV.atom, dV.tensor), (dK.atom, dK.tensor))
+        cute.arch.sync_threads()
+        columns.relinquish_alloc_permit()
+        columns.free(start)

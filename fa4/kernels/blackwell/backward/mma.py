@@ -1,0 +1,193 @@
+"""The MMA warp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, const_expr
+from cutlass.cute.nvgpu import tcgen05
+
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, padded_head_dim
+from fa4.kernels.blackwell.backward.context import Context, Work
+from fa4.kernels.blackwell.forward.context import Slot, following
+from fa4.kernels.blackwell.forward.mma import commit
+from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
+
+TILE = TMEM_LANES
+"""Queries, and keys, of a tile."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tile of (TILE, columns) in shared memory, or the first of several; ``slot`` is what the next one adds to the descriptor."""
+
+    start: Int64
+    columns: int
+
+    @staticmethod
+    def of(tile: cute.Tensor) -> Operand:
+        """The operand at a tensor's address."""
+        columns = cute.size(tile, mode=[1])
+        return Operand(descriptor(tile.iterator.toint(), TILE, columns), columns)
+
+    def step(self, k: int, along_rows: bool, slot: Int32 | int = 0) -> Int64:
+        """Descriptor of a step of K, which runs along a row, or ``along_rows`` from row to row."""
+        return self.start + Int64(slot * (TILE * self.columns * ELEMENT_BYTES >> 4)) + k_offset(TILE, self.columns, along_rows, k)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Operands, and the instruction of S, which may negate K."""
+
+    K: Operand
+    V: Operand
+    Q: Operand
+    dO: Operand
+    dS: Operand
+    kq: Int32
+
+
+class State(NamedTuple):
+    """The slot of a tile's Q, and its number."""
+
+    slot: Slot
+    step: Int32
+
+
+@cute.jit
+def scores(c: Context, p: Products, state: State) -> None:
+    """S^T = K Q^T; then s_full."""
+    c.barriers.q_full.wait(state.slot.index, state.slot.phase)
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(p.K.columns // K_STEP):
+            multiply_ss(c.tmem + c.columns.S, p.K.step(k, False), p.Q.step(k, False, state.slot.index), p.kq, Int32(k > 0))
+        tcgen05.commit(c.barriers.s_full.at(0))
+
+
+@cute.jit
+def dprobabilities(c: Context, p: Products, state: State) -> None:
+    """dP^T = V dO^T; then dp_full."""
+    c.barriers.do_full.wait(0, state.step & 1)
+    how = Int32(instruction(c.dtype, TILE, TILE))
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(p.V.columns // K_STEP):
+            multiply_ss(c.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0))
+        tcgen05.commit(c.barriers.dp_full.at(0))
+
+
+@cute.jit
+def dvalues(c: Context, p: Products, state: State) -> None:
+    """dV += P^T dO, when P is there; then do_empty."""
+    c.barriers.p_ready.wait(0, state.step & 1)
+    transposed(c, c.columns.dV, c.columns.S, p.dO, 0, state.step)
+    commit(c.barriers.do_empty.at(0))
+
+
+@cute.jit
+def dkeys(c: Context, p: Products, state: State) -> None:
+    """dK += dS^T Q; then q_empty."""
+    transposed(c, c.columns.dK, c.columns.dP, p.Q, state.slot.index, state.step)
+    commit(c.barriers.q_empty.at(state.slot.index))
+
+
+@cute.jit
+def transposed(
+    c: Context, to: cutlass.Constexpr[int], a: cutlass.Constexpr[int], b: Operand, slot: Int32 | int, step: Int32
+) -> None:
+    """The columns ``to`` (+)= A B: A (keys, queries) in halves of 64 queries, each in the first 32 of 64 columns from ``a`` on."""
+    how = Int32(instruction(c.dtype, TILE, b.columns, b_along_rows=True))
+    half = TILE // K_STEP // 2
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(2 * half):
+            keep = Int32(step > 0) if const_expr(k == 0) else Int32(1)
+            at = a + k // half * (TILE // 2) + k % half * (K_STEP // 2)
+            multiply_ts(c.tmem + to, c.tmem + at, b.step(k, True, slot), how, keep)
+
+
+@cute.jit
+def dqueries(c: Context, p: Products, state: State) -> None:
+    """dQ = dS K, when the one before has been read; then dq_full."""
+    how = Int32(instruction(c.dtype, TILE, p.K.columns, b_along_rows=True, a_along_rows=True))
+    c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(TILE // K_STEP):
+            multiply_ss(c.tmem + c.columns.dQ, p.dS.step(k, True), p.K.step(k, True), how, Int32(k > 0))
+        tcgen05.commit(c.barriers.dq_full.at(0))
+
+
+@cute.jit
+def from_scores(c: Context, p: Products, state: State) -> None:
+    """Both products that need dS. What comes last hides whether the reduce warps are quick: dK where dQ can come before it."""
+    c.barriers.ds_ready.wait(0, state.step & 1)
+    if const_expr(c.columns.dq_apart):
+        dqueries(c, p, state)
+        dkeys(c, p, state)
+    else:
+        dkeys(c, p, state)
+        dqueries(c, p, state)
+
+
+@cute.jit
+def run(c: Context, work: Work) -> None:
+    """Issue all products.
+
+    Warps: one; an elected lane issues.
+    Owns: S, dP, dQ (until others read them), dV and dK in tensor memory.
+    Waits: k_full, v_full; q_full, do_full; p_ready before dV; ds_ready before dK and dQ; dq_empty before what overwrites dQ.
+    Signals: s_full, dp_full, dq_full, q_empty, do_empty; at the end dv_full, dk_full; all by commit.
+    Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the last.
+    With D + Dv > 256 (``serial``) S, dV, dP, dK, dQ of one tile before the next.
+    """
+    kq = Int32(instruction(c.dtype, TILE, TILE))
+    if const_expr(c.scalars.flip_q is not None):
+        kq = kq | NEGATE_A if c.scalars.flip_q != 0 else kq
+    shared = c.shared
+    p = Products(*(Operand.of(tile) for tile in (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sdS)), kq)
+    if work.steps > 0:
+        c.barriers.k_full.wait(0, 0)
+        if const_expr(c.columns.serial):
+            one_by_one(c, p, work)
+        else:
+            overlapped(c, p, work)
+        commit(c.barriers.dk_full.at(0))
+
+
+@cute.jit
+def overlapped(c: Context, p: Products, work: Work) -> None:
+    """The steady state: the tensor core has two products to do while the compute warps turn S into P, and two more before they have dS."""
+    state = State(Slot(Int32(0), Int32(0)), Int32(0))
+    scores(c, p, state)
+    c.barriers.v_full.wait(0, 0)
+    dprobabilities(c, p, state)
+    dvalues(c, p, state)
+    for step in cutlass.range(1, work.steps, unroll=1):
+        new = State(following(state.slot, c.config.stages), step)
+        scores(c, p, new)
+        from_scores(c, p, state)
+        if const_expr(c.columns.dQ < c.columns.dP + TILE):  # dP overwrites dQ
+            c.barriers.dq_empty.wait(0, state.step & 1)
+        dprobabilities(c, p, new)
+        dvalues(c, p, new)
+        state = new
+    commit(c.barriers.dv_full.at(0))
+    from_scores(c, p, state)
+
+
+@cute.jit
+def one_by_one(c: Context, p: Products, work: Work) -> None:
+    """Where S, dP and dQ overlap: P gives way to dP, and S waits for dQ to be read."""
+    state = State(Slot(Int32(0), Int32(0)), Int32(0))
+    for step in cutlass.range(work.steps, unroll=1):
+        c.barriers.dq_empty.wait(0, step & 1 ^ 1)
+        scores(c, p, state)
+        c.barriers.do_full.wait(0, step & 1)
+        dvalues(c, p, state)
+        if step == 0:
+            c.barriers.v_full.wait(0, 0)
+        dprobabilities(c, p, state)
+        from_scores(c, p, state)
+        state = State(following(state.slot, c.config.stages), step + 1)
+    commit(c.barriers.dv_full.at(0))

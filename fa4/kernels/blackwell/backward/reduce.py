@@ -1,0 +1,85 @@
+"""The reduce warpgroup: dQ to global memory."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+
+from fa4.config import TMEM_LANES, WARP, backward_chunk, padded_head_dim
+from fa4.kernels.blackwell.backward.context import Context, Work
+from fa4.kernels.blackwell.forward.softmax import load_columns
+from fa4.kernels.common.dq_layout import VECTOR, dq_offset
+
+MOST_COLUMNS = 128
+"""Columns in registers at a time."""
+
+
+@cute.jit
+def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None, thread: Int32) -> None:
+    """Add dQ of each query tile to the float32 accumulator.
+
+    Warps: four; a thread has a row, a warp a block of rows of its own, so that no warp waits for another.
+    Owns: sdQ; dQ in tensor memory, from dq_full to dq_empty.
+    Waits: dq_full; its own bulk copies, before it writes shared memory again. Deterministic: the block's semaphore.
+    Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
+    Order: dQ to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
+    """
+    warp, lane = thread // WARP, thread % WARP
+    step = Int32(0)
+    for member in cutlass.range(work.group, unroll=1):
+        for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
+            head = work.head * work.group + member
+            block = tile * (TMEM_LANES // WARP) + warp
+            rows = mdQ[work.batch, head, None, None].iterator + Int64(block * WARP) * mdQ.shape[3]
+            c.barriers.dq_full.wait(0, step & 1)
+            add(c, rows, warp, lane)
+            step = step + 1
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+
+@cute.jit
+def add(c: Context, rows: cute.Pointer, warp: Int32, lane: Int32) -> None:
+    """One query tile: 32 rows of a warp to the floats from ``rows`` on."""
+    d, chunk = padded_head_dim(c.head_dims[0]), backward_chunk(c.head_dims[0])
+    at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if d % n == 0)
+    number = 0
+    for first in cutlass.range_constexpr(0, d, at_once):
+        dQ = cute.make_rmem_tensor(at_once, Float32)
+        load_columns(c.tmem + c.columns.dQ + first, dQ, warp * WARP + lane)
+        if const_expr(first + at_once == d):
+            c.barriers.dq_empty.arrive(0)
+        for begin in cutlass.range_constexpr(0, at_once, chunk):
+            send(c, dQ, begin, (rows + dq_offset(0, first + begin, d), warp, lane), number % 2)
+            number = number + 1
+
+
+@cute.jit
+def send(
+    c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tuple[cute.Pointer, Int32, Int32], stage: cutlass.Constexpr[int]
+) -> None:
+    """A chunk of columns through shared memory."""
+    to, warp, lane = where
+    chunk = backward_chunk(c.head_dims[0])
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(1, read=True)
+    cute.arch.sync_warp()
+    staging = c.shared.sdQ[None, warp, stage]
+    for column in cutlass.range_constexpr(0, chunk, VECTOR):
+        source = cute.make_tensor(dQ.iterator + begin + column, cute.make_layout(VECTOR))
+        cute.autovec_copy(source, cute.make_tensor((staging.iterator + dq_offset(0, column, chunk) + lane * VECTOR).align(16), cute.make_layout(VECTOR)))
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        reduce_add(to, staging.iterator, chunk * WARP * 4)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def reduce_add(to: cute.Pointer, source: cute.Pointer, size: cutlass.Constexpr[int]) -> None:
+    """Add ``size`` bytes of float32 in shared memory to those in global memory; for one elected thread."""
+    cute.arch.inline_ptx(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[to.toint(), source.toint(), Int32(size)],
+    )
