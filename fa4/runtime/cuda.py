@@ -23,7 +23,8 @@ from fa4.compiler.artifact import Artifact
 from fa4.compiler.load import cuda_error
 from fa4.errors import BackendError, CudaError
 from fa4.problem import AttentionOptions, AttentionProblem, Direction
-from fa4.runtime import device, forward
+from fa4.runtime import backward, device, forward
+from fa4.runtime.backward import Saved
 from fa4.runtime.forward import Scalar
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,17 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     own = target(index, arch)
     _announce("forward", own, (q.shape[3], v.shape[3]))
     return forward.attention_forward(q, k, v, options, own, partial(run, index))
+
+
+def attention_backward(saved: Saved, options: AttentionOptions, arch: str | None) -> tuple[Tensor | None, ...]:
+    """``fa4.runtime.backward.attention_backward`` of CUDA tensors, on their device; ``arch`` as for the forward.
+
+    Raises:
+        BackendError: there are no kernels for this device, or ``arch`` is not its architecture.
+        CudaError: the host code or CUDA refused a call.
+    """
+    index = saved.q.get_device()
+    return backward.attention_backward(saved, options, target(index, arch), partial(run, index))
 
 
 def run(

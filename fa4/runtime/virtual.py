@@ -19,7 +19,8 @@ from fa4.arch import get_arch
 from fa4.compiler.artifact import Artifact
 from fa4.compiler.load import load_function
 from fa4.problem import AttentionOptions
-from fa4.runtime import forward
+from fa4.runtime import backward, forward
+from fa4.runtime.backward import Saved
 from fa4.runtime.forward import Scalar
 from fa4.runtime.tensors import HostTensor, extent
 from fa4.vgpu import Gpu, Program
@@ -42,6 +43,15 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         VgpuError: what is wrong with the kernel, and where.
     """
     return forward.attention_forward(q, k, v, options, gpu.arch, partial(run, gpu))
+
+
+def attention_backward(saved: Saved, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor | None, ...]:
+    """``fa4.runtime.backward.attention_backward`` of CPU tensors, executed on ``gpu``.
+
+    Raises:
+        VgpuError: what is wrong with a kernel, and where.
+    """
+    return backward.attention_backward(saved, options, gpu.arch, partial(run, gpu))
 
 
 def run(
