@@ -33,31 +33,36 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
             block = tile * (TMEM_LANES // WARP) + warp
             rows = mdQ[work.batch, head, None, None].iterator + Int64(block * WARP) * mdQ.shape[3]
             c.barriers.dq_full.wait(0, step & 1)
-            add(c, rows, warp, lane)
+            add(c, (rows, warp, lane), step)
             step = step + 1
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
 @cute.jit
-def add(c: Context, rows: cute.Pointer, warp: Int32, lane: Int32) -> None:
-    """One query tile: 32 rows of a warp to the floats from ``rows`` on."""
+def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32) -> None:
+    """One query tile: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
+    rows, warp, lane = where
     d, chunk = padded_head_dim(c.head_dims[0]), backward_chunk(c.head_dims[0])
     at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if d % n == 0)
     number = 0
     for first in cutlass.range_constexpr(0, d, at_once):
         dQ = cute.make_rmem_tensor(at_once, Float32)
-        load_columns(c.tmem + c.columns.dQ + first, dQ, warp * WARP + lane)
+        size = at_once if at_once % 32 == 0 else chunk
+        for part in cutlass.range_constexpr(0, at_once, size):
+            values = cute.make_tensor(dQ.iterator + part, cute.make_layout(size))
+            load_columns(c.tmem + c.columns.dQ + first + part, values, warp * WARP + lane)
         if const_expr(first + at_once == d):
             c.barriers.dq_empty.arrive(0)
         for begin in cutlass.range_constexpr(0, at_once, chunk):
-            send(c, dQ, begin, (rows + dq_offset(0, first + begin, d), warp, lane), number % 2)
+            stage = (step * (d // chunk) + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
+            send(c, dQ, begin, (rows + dq_offset(0, first + begin, d), warp, lane), stage)
             number = number + 1
 
 
 @cute.jit
 def send(
-    c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tuple[cute.Pointer, Int32, Int32], stage: cutlass.Constexpr[int]
+    c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tuple[cute.Pointer, Int32, Int32], stage: Int32 | int
 ) -> None:
     """A chunk of columns through shared memory."""
     to, warp, lane = where
