@@ -125,6 +125,38 @@ class Exp2Policy:
         return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
 
 
+ROW_TILE = 128
+"""Rows in a block of the kernels before and after a backward; what they prepare and read is padded to a multiple of it."""
+
+
+def _check_row_threads(threads: int) -> None:
+    if threads not in (64, 128, 256, 512, 1024):
+        raise ArgumentError("threads", threads, "8 lanes a row cover 128 rows in whole passes", "use 64 to 1024")
+
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """The kernel before a backward: ``threads`` per block, and whether lse has a gradient."""
+
+    dlse: bool = False
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse threads that do not cover the rows."""
+        _check_row_threads(self.threads)
+
+
+@dataclass(frozen=True)
+class PostprocessConfig:
+    """The kernel after a backward: ``threads`` per block."""
+
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse threads that do not cover the rows."""
+        _check_row_threads(self.threads)
+
+
 PAIR_COLUMNS = 32
 """N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512

@@ -15,6 +15,9 @@ from fa4.errors import ArgumentError, DtypeError
 
 Direction = Literal["forward", "backward"]
 
+# What a kernel does: a direction's main work, or what a backward needs before and after it.
+Operation = Literal["forward", "backward", "preprocess", "postprocess"]
+
 WindowSize = Sequence["int | None"]
 
 # Beyond any length, so clamping to it changes no mask, and small enough for sums with lengths to stay within 64 bits.
@@ -28,12 +31,13 @@ MIN_FLOAT32 = 2.0**-126  # the smallest normal number
 class AttentionProblem:
     """A class of requests that one compiled kernel serves.
 
+    ``direction`` is what the kernel does; users ask for "forward" or "backward".
     ``dtype`` is the element type of q, k, v and out ("float16", "bfloat16", "float32"). ``causal`` means that the right bound is
     the diagonal at compile time; ``window`` says for (left, right) whether a bound is given at run time. Lengths, batch, head
     counts, strides and the values of scale, softcap and bounds are not part of it.
     """
 
-    direction: Direction
+    direction: Operation
     dtype: str
     head_dim: int
     head_dim_v: int

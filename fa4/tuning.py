@@ -8,14 +8,21 @@ from fa4 import dispatch
 from fa4.arch import Arch
 from fa4.config import (
     AmpereForwardConfig,
+    BlackwellBackwardConfig,
     BlackwellForwardConfig,
     Exp2Policy,
+    PostprocessConfig,
+    PreprocessConfig,
+    backward_columns,
+    blackwell_backward_refusal,
     blackwell_forward_refusal,
     check_ampere_forward,
     padded_head_dim,
 )
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
+
+KernelConfig = AmpereForwardConfig | BlackwellForwardConfig | BlackwellBackwardConfig | PreprocessConfig | PostprocessConfig
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,38 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     return replace(row, order="persistent", registers=(184, 96, 48))
 
 
-def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
+def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:
+    """Configuration of the Blackwell backward kernel: two tiles of Q where S and dP of two tiles fit side by side.
+
+    Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait for each other (docs/schedules.md).
+
+    Raises:
+        UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.
+    """
+    d, dv = problem.head_dim, problem.head_dim_v
+    refused = blackwell_backward_refusal(d, dv)
+    if refused:
+        raise UnsupportedError("head_dim", (d, dv), refused, "backend 'cpu' serves it")
+    masked = problem.causal or any(problem.window)
+    order = "spt" if problem.deterministic else "lpt" if masked else "single"
+    return BlackwellBackwardConfig(stages=1 if backward_columns(d, dv).serial else 2, order=order, l2_budget=int(arch.l2) // 2)
+
+
+def config(problem: AttentionProblem, arch: Arch) -> KernelConfig:
     """Configuration of the kernel that ``dispatch.kernel`` names for a request.
 
     Raises:
         UnsupportedError: none fits ``arch``.
     """
-    if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
+    if problem.direction == "preprocess":
+        return PreprocessConfig()
+    if problem.direction == "postprocess":
+        return PostprocessConfig()
+    target = dispatch.kernel_target(problem, arch.family)
+    if target == ("forward", "blackwell"):
         return blackwell_forward_config(problem, arch)
+    if target == ("backward", "blackwell"):
+        return blackwell_backward_config(problem, arch)
     return ampere_forward_config(problem, arch)
 
 

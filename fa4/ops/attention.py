@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from fa4 import dispatch
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionOptions
 from fa4.runtime import cuda
+from fa4.runtime.backward import Saved
 
 # The arguments after the tensors are the same in both ops and in this order. An absent softmax_scale means head_dim ** -0.5, worked
 # out when the op runs: under torch.compile with dynamic shapes it would otherwise be a symbolic float.
@@ -72,12 +74,36 @@ def _backward_cpu(
     v: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, needed, *options, _backend, _arch = rest
+    """On CPU tensors: the CPU backend, or kernels on the virtual GPU."""
+    out, lse, needed, *options, backend, arch = rest
     if torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
             return _backward_cpu(dout, dlse, q, k, v, *rest)
+    if backend == "vgpu":
+        from fa4.runtime import virtual
+
+        saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+        return _present(q, virtual.attention_backward(saved, _options(q, *options), virtual.gpu_from_settings(arch)))
     gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), needed=tuple(needed))
-    dq, dk, dv = (q.new_empty(0) if gradient is None else _own(gradient) for gradient in gradients)
+    return _present(q, (None if gradient is None else _own(gradient) for gradient in gradients))
+
+
+def _backward_cuda(
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, needed, *options, _backend, arch = rest
+    saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+    return _present(q, cuda.attention_backward(saved, _options(q, *options), arch))
+
+
+def _present(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients with an empty tensor in the place of one that is not needed."""
+    dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)
     return dq, dk, dv
 
 
@@ -120,6 +146,7 @@ def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
 _library.impl("attention_forward", _forward_cpu, "CPU")
 _library.impl("attention_forward", _forward_cuda, "CUDA")
 _library.impl("attention_backward", _backward_cpu, "CPU")
+_library.impl("attention_backward", _backward_cuda, "CUDA")
 torch.library.register_fake("fa4::attention_forward", _forward_fake, lib=_library)
 torch.library.register_fake("fa4::attention_backward", _backward_fake, lib=_library)
 torch.library.register_autograd("fa4::attention_forward", _differentiate, setup_context=_save, lib=_library)

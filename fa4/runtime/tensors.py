@@ -26,6 +26,12 @@ def kernel_operand(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
+def dense_operand(x: Tensor) -> Tensor:
+    """``kernel_operand``, with a copy also of a tensor that is expanded along any dimension: strides of 0 are not for the TMA unit."""
+    expanded = any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.clone(memory_format=torch.contiguous_format) if expanded else kernel_operand(x)
+
+
 class _DLTensor(ctypes.Structure):
     """DLTensor of DLPack, with which an unversioned DLManagedTensor begins."""
 

@@ -19,7 +19,8 @@ from fa4.arch import get_arch
 from fa4.compiler.artifact import Artifact
 from fa4.compiler.load import load_function
 from fa4.problem import AttentionOptions
-from fa4.runtime import forward
+from fa4.runtime import backward, forward
+from fa4.runtime.backward import Saved
 from fa4.runtime.forward import Scalar
 from fa4.runtime.tensors import HostTensor, extent
 from fa4.vgpu import Gpu, Program
@@ -44,8 +45,26 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, gpu.arch, partial(run, gpu))
 
 
-def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
+def attention_backward(saved: Saved, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor | None, ...]:
+    """``fa4.runtime.backward.attention_backward`` of CPU tensors, executed on ``gpu``.
+
+    Raises:
+        VgpuError: what is wrong with a kernel, and where.
+    """
+    return backward.attention_backward(saved, options, gpu.arch, partial(run, gpu))
+
+
+def run(
+    gpu: Gpu,
+    artifact: Artifact,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    scalars: Sequence[Scalar],
+    updated: Sequence[Tensor | None] = (),
+) -> None:
     """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` are read-only, ``outputs`` start as NaN.
+
+    ``updated`` tensors, which a kernel adds to, stand between the two in the call. A tensor may be absent, None.
 
     Raises:
         VgpuError: what is wrong with the kernel, and where.
@@ -55,12 +74,16 @@ def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequenc
     driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
-        tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    tensors = [tensor.detach() for tensor in (*inputs, *outputs)]
-    regions = [region(tensor.__dlpack__(), "inputs", False) for tensor in tensors[: len(inputs)]]
-    regions += [region(tensor.__dlpack__(), "outputs", True) for tensor in tensors[len(inputs) :]]
+        if tensor is not None:
+            tensor.fill_(torch.nan)  # what the kernel leaves out shows
+    tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs)]
+    regions = [
+        region(tensor.__dlpack__(), "inputs" if i < len(inputs) else "outputs", i >= len(inputs))
+        for i, tensor in enumerate(tensors)
+        if tensor is not None
+    ]
     with registered(gpu, regions), driver.raising():
-        function(*(tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+        function(*(None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
 
 
 def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:

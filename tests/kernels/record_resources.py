@@ -1,6 +1,6 @@
 """Write the resources.json of a family anew for this toolchain, then review the diff.
 
-python tests/kernels/record_resources.py {ampere,blackwell} [default]
+python tests/kernels/record_resources.py {ampere,auxiliary,blackwell} [default]
 
 ``default`` compiles what the default run of the tests compiles. Without it entries of kernels that no test names any more are dropped.
 """
@@ -18,7 +18,8 @@ from golden import write  # noqa: E402
 
 
 def main():
-    tests = import_module({"ampere": "test_forward_code", "blackwell": "test_blackwell_code"}[sys.argv[1]])
+    modules = {"ampere": "test_forward_code", "auxiliary": "test_auxiliary_code", "blackwell": "test_blackwell_code"}
+    tests = import_module(modules[sys.argv[1]])
     only_default = "default" in sys.argv[2:]
     facts = {}
     for task, arch in tests.DEFAULT if only_default else dict.fromkeys(tests.DEFAULT + tests.FULL):
