@@ -363,7 +363,7 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
         end = S + 2 * tile
         arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
         return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, 3 * quarter, False, True)
-    serial = TMEM_COLUMNS - S < 2 * tile
+    serial = 2 * tile > TMEM_COLUMNS - S
     dP, dQ = TMEM_COLUMNS - tile if serial else S + tile, TMEM_COLUMNS - d
     needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
     arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from fa4 import dispatch
 from fa4.arch import Arch
 from fa4.config import (
+    PAIR_COLUMNS,
+    TMEM_LANES,
     AmpereForwardConfig,
     BlackwellBackwardConfig,
     BlackwellForwardConfig,
@@ -101,8 +103,10 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
 
 
 def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:
-    """Configuration of the Blackwell backward kernel: two tiles of Q where S and dP of two tiles fit side by side.
+    """Configuration of the Blackwell backward kernel: pairs of CTAs where shared memory is what limits a single one.
 
+    That is from D 96 on: of a tile of 128 queries and keys the products take 20 D clocks, shared memory 18 D + 1024 for a single CTA
+    (docs/kernels/blackwell-backward.md), exponentials 1024. Without a pair there are two tiles of Q where S and dP of two tiles fit.
     Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait for each other (docs/schedules.md).
 
     Raises:
@@ -114,7 +118,10 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
         raise UnsupportedError("head_dim", (d, dv), refused, "backend 'cpu' serves it")
     masked = problem.causal or any(problem.window)
     order = "spt" if problem.deterministic else "lpt" if masked else "single"
-    return BlackwellBackwardConfig(stages=1 if backward_columns(d, dv).serial else 2, order=order, l2_budget=int(arch.l2) // 2)
+    padded = padded_head_dim(d), padded_head_dim(dv)
+    pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
+    stages = 1 if pair or backward_columns(d, dv).serial else 2
+    return BlackwellBackwardConfig(stages, order=order, l2_budget=int(arch.l2) // 2, cta_pair=pair)
 
 
 def config(problem: AttentionProblem, arch: Arch) -> KernelConfig:

@@ -78,7 +78,7 @@ def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32,
 
 @cute.jit
 def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, step: Int32) -> None:
-    """dS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
+    """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
     half, thread = who
     address, to = c.tmem + c.columns.dP + half * QUERIES, c.tmem + c.columns.dP + half * c.columns.second
     c.barriers.dp_full.wait(0, step & 1)

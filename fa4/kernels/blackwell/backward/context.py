@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 

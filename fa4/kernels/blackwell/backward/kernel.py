@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
@@ -57,7 +56,7 @@ class BlackwellBackward:
         return backward_arguments(self.problem)
 
     @cute.jit
-    def __call__(  # noqa: PLR0913  # the tensors of a backward pass
+    def __call__(  # the tensors of a backward pass
         self,
         mQ: cute.Tensor,
         mK: cute.Tensor,

@@ -87,7 +87,7 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
 
 @cute.jit
 def dvalues(c: Context, p: Products, state: State) -> None:
-    """dV += P^T dO, when P is there; then dO is free, where it came last."""
+    """DV += P^T dO, when P is there; then dO is free, where it came last."""
     b = c.barriers
     b.p_ready.wait(0, state.step & 1)
     if const_expr(c.config.cta_pair):
@@ -99,7 +99,7 @@ def dvalues(c: Context, p: Products, state: State) -> None:
 
 @cute.jit
 def dkeys(c: Context, p: Products, state: State) -> None:
-    """dK += dS^T Q; then Q is free."""
+    """DK += dS^T Q; then Q is free."""
     b = c.barriers
     if const_expr(c.config.cta_pair):
         b.qt_full.wait(0, state.step & 1)
@@ -122,7 +122,7 @@ def transposed(c: Context, columns: cutlass.Constexpr[tuple[int, int, int]], b: 
 
 @cute.jit
 def dqueries(c: Context, p: Products, state: State) -> None:
-    """dQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full."""
+    """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full."""
     how = Int32(instruction(c.dtype, TILE, padded_head_dim(c.head_dims[0]), b_along_rows=True, a_along_rows=True))
     c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
     with cute.arch.elect_one():
