@@ -289,7 +289,7 @@ def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
 class BlackwellBackwardConfig:
     """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
 
-    ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and the others.
+    ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and others.
     ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
@@ -341,10 +341,10 @@ class BackwardColumns:
     """
 
     S: int
-    dP: int
-    dV: int
-    dK: int
-    dQ: int
+    dP: int  # noqa: N815  # the paper's names
+    dV: int  # noqa: N815
+    dK: int  # noqa: N815
+    dQ: int  # noqa: N815
     end: int
     arithmetic: str
     second: int

@@ -103,11 +103,12 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
 
 
 def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:
-    """Configuration of the Blackwell backward kernel: pairs of CTAs where shared memory is what limits a single one.
+    """Configuration of the Blackwell backward kernel: pairs of CTAs from D 96 to 128, single ones else.
 
-    That is from D 96 on: of a tile of 128 queries and keys the products take 20 D clocks, shared memory 18 D + 1024 for a single CTA
-    (docs/kernels/blackwell-backward.md), exponentials 1024. Without a pair there are two tiles of Q where S and dP of two tiles fit.
-    Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait for each other (docs/schedules.md).
+    For a tile of 128 queries and keys the products take 20 D clocks, shared memory 22 D + 512 with a single CTA and 14 D + 768 with a pair
+    (docs/kernels/blackwell-backward.md): a pair saves 20% at D 96, 23% at D 128, and 13% at D 64, where waiting for the other CTA weighs
+    more; flash-attn-4 pairs from D 128 on. Nothing of it was measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of
+    two tiles fit. Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
 
     Raises:
         UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.

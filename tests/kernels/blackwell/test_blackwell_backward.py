@@ -108,14 +108,15 @@ def test_nothing_beside_the_outputs_is_written():
     (whole_dk, dk), (whole_dv, dv) = (embedded(inputs.k.shape, (1, 3, 1, 8), torch.bfloat16) for _ in range(2))
     b = replace(buffers(inputs, CAUSAL), dk=dk, dv=dv)
     run(Gpu(ARCH), compiled(problem_of(inputs, CAUSAL)), inputs, b, scalars(CAUSAL, 40))
-    assert dk.isfinite().all() and dv.isfinite().all()
+    assert dk.isfinite().all()
+    assert dv.isfinite().all()
     assert changed_canaries(whole_dk, dk) == changed_canaries(whole_dv, dv) == 0
 
 
 # The order of sums
 
 SCHEDULES = [("round_robin", 0, "early"), ("priority", 1, "late"), ("priority", 2, "early"), ("priority", 3, "late"), ("random", 4, "late")]
-SHAPE = AttentionShape(1, 260, 600, 2, 1, 64)
+SHAPE = AttentionShape(1, 130, 600, 1, 1, 64)
 
 
 def sums(schedule, shape=SHAPE, options=PLAIN, configure=single, deterministic=True, edit=None):
@@ -205,6 +206,6 @@ def test_bad_configurations_are_refused():
         ({"stages": 2, "registers": (200, 152, 72)}, "registers"),
         ({"stages": 2, "order": "persistent"}, "order"),
     ):
-        with pytest.raises(ValueError, match="use|for example") as caught:
+        with pytest.raises(ValueError, match=argument) as caught:
             BlackwellBackwardConfig(**fields)
         assert caught.value.argument == argument
