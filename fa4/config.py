@@ -353,7 +353,7 @@ class BackwardColumns:
 
 
 def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> BackwardColumns:
-    """The map of tensor memory: dV, dK, then S and dP side by side where they fit, and dQ at the end, over dP where it must.
+    """The map of tensor memory: dV, dK, then S and dP side by side where that leaves dQ clear of S; dQ at the end, over dP if it must.
 
     A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P.
     """
@@ -363,17 +363,18 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
         end = S + 2 * tile
         arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
         return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, 3 * quarter, False, True)
-    serial = 2 * tile > TMEM_COLUMNS - S
+    serial = S + 2 * tile > TMEM_COLUMNS or S + tile + d > TMEM_COLUMNS
     dP, dQ = TMEM_COLUMNS - tile if serial else S + tile, TMEM_COLUMNS - d
     needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
     arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"
     return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, 2 * quarter, serial, not serial and dQ >= dP + 3 * quarter)
 
 
-def backward_chunk(config: BlackwellBackwardConfig, head_dim: int) -> int:
-    """Columns of dQ that a warp adds at a time: all 64 of D 64; from D 96 on there is no room for so many, and less in a pair."""
-    d = padded_head_dim(head_dim)
-    return 64 if d == 64 and not config.cta_pair else 32 if d % 32 == 0 and not config.cta_pair else 16
+def backward_chunk(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> int:
+    """Columns of dQ that a warp adds at a time: all of D 64, less where there is no room for so many, least in a pair."""
+    d, dv = padded_head_dim(head_dim), padded_head_dim(head_dim_v)
+    most = 16 if config.cta_pair else 64 if max(d, dv) <= TMEM_LANES and d == TMEM_LANES // 2 else 32
+    return next(n for n in (64, 32, 16) if n <= most and d % n == 0)
 
 
 def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
@@ -382,7 +383,7 @@ def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_
     Of a pair each CTA has half of the rows of Q and dO, for S and dP, half of their columns, for dK and dV, half of the columns of the K of
     both, for dQ, half of the rows of the dS of both, and what it sends of its own.
     """
-    d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(config, head_dim)
+    d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(config, head_dim, head_dim_v)
     more = d + n // 2 if config.cta_pair else 0
     size = 3072 + ELEMENT_BYTES * n * (d + dv + config.stages * d + dv + n + more) + 2 * 4 * n * chunk
     arithmetic = (

@@ -13,7 +13,15 @@ from backward_call import ARCH, PLAIN, Options, buffers, comparisons, compiled, 
 from canaries import changed_canaries, embedded
 
 from fa4.arch import get_arch
-from fa4.config import BlackwellBackwardConfig
+from fa4.config import (
+    TMEM_COLUMNS,
+    BlackwellBackwardConfig,
+    backward_columns,
+    backward_shared_memory,
+    check_blackwell_backward,
+    padded_head_dim,
+)
+from fa4.errors import UnsupportedError
 from fa4.testing import AttentionShape, make_inputs
 from fa4.tuning import blackwell_backward_config
 from fa4.vgpu import Gpu
@@ -199,6 +207,52 @@ def test_pairs_halve_operands_and_reductions(monkeypatch):
     assert read[False] == 2 * read[True] == tiles * 4 * 128 * 128 * 2
 
 
+# Configurations
+
+
+def parts(start, second):
+    """Columns of P in S, or of dS in dP."""
+    return {start + part + i for part in (0, second) for i in range(32)}
+
+
+@pytest.mark.parametrize(("cta_pair", "served"), [(False, 672), (True, 88)], ids=["single", "pair"])
+def test_columns_are_apart_where_they_must_be(cta_pair, served):
+    """For all head dims that are served; tensor memory holds what is still needed."""
+    found = 0
+    for d, dv in itertools.product(range(8, 257, 8), repeat=2):
+        columns = backward_columns(d, dv, cta_pair)
+        config = BlackwellBackwardConfig(1 if cta_pair or columns.serial else 2, cta_pair=cta_pair)
+        try:
+            check_blackwell_backward(config, d, dv)
+        except UnsupportedError:
+            continue
+        found += 1
+        starts = columns.dV, columns.dK, columns.S, columns.dP, columns.dQ
+        sizes = padded_head_dim(dv), padded_head_dim(d), 128, 128, padded_head_dim(d) // config.cluster
+        dV, dK, S, dP, dQ = (set(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+        assert not dV & dK
+        assert not (dV | dK) & (S | dP | dQ)
+        assert max(dV | dK | S | dP | dQ) < TMEM_COLUMNS
+        assert parts(columns.S, columns.second) <= S
+        if not columns.serial:
+            assert not S & dP
+            assert not dQ & parts(columns.S, columns.second)
+            assert cta_pair or not dQ & S
+        if columns.dq_apart:
+            assert not dQ & parts(columns.dP, columns.second)
+    assert found == served
+
+
+def test_budget_and_map_show_their_arithmetic():
+    need = backward_shared_memory(BlackwellBackwardConfig(1, cta_pair=True), 128, 128)
+    assert need.size == int(get_arch(ARCH).smem_per_block)
+    assert need.arithmetic == (
+        "3072 + 128 x (K 128 + V 128 + 1 stages x Q 128 + dO 128 + dS 128 + K of both 128 + dS to send 64) x 2 + 2 x dQ 128 x 16 x 4 "
+        "= 232448 bytes"
+    )
+    assert backward_columns(192, 128).arithmetic == "dV 128 + dK 192 + dQ or half of S and dP 192 = 512 columns of tensor memory"
+
+
 def test_bad_configurations_are_refused():
     for fields, argument in (
         ({"stages": 3}, "stages"),
@@ -209,3 +263,11 @@ def test_bad_configurations_are_refused():
         with pytest.raises(ValueError, match=argument) as caught:
             BlackwellBackwardConfig(**fields)
         assert caught.value.argument == argument
+    for config, dims, rule in (
+        (BlackwellBackwardConfig(2), (256, 256), "768 columns of tensor memory, which has 512"),
+        (BlackwellBackwardConfig(2), (192, 16), "no room to overlap tiles"),
+        (BlackwellBackwardConfig(1, cta_pair=True), (160, 64), "a pair has half of the columns"),
+        (BlackwellBackwardConfig(1, cta_pair=True), (48, 48), "no multiples of 32"),
+    ):
+        with pytest.raises(UnsupportedError, match=rule):
+            check_blackwell_backward(config, *dims)

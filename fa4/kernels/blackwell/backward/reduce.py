@@ -85,7 +85,7 @@ def wait_turn(turn: Turn) -> None:
 def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn: Turn | None) -> None:
     """One query tile: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
     rows, warp, lane = where
-    d, chunk = columns_of(c), backward_chunk(c.config, c.head_dims[0])
+    d, chunk = columns_of(c), backward_chunk(c.config, *c.head_dims)
     at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if d % n == 0)
     number = 0
     for first in cutlass.range_constexpr(0, d, at_once):
@@ -108,7 +108,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn:
 def send(c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tuple[cute.Pointer, Int32, Int32], stage: Int32 | int) -> None:
     """A chunk of columns through shared memory."""
     to, warp, lane = where
-    chunk = backward_chunk(c.config, c.head_dims[0])
+    chunk = backward_chunk(c.config, *c.head_dims)
     cute.arch.cp_async_bulk_wait_group(1, read=True)  # of the lane that has any
     cute.arch.sync_warp()
     staging = c.shared.sdQ[None, None, None, warp, stage]

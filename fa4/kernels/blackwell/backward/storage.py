@@ -84,7 +84,5 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     sK, sV, sQ, sdO = tile(shapes.K), tile(shapes.V), tile(shapes.Q, config.stages), tile(shapes.dO)
     sdS = tile((TMEM_LANES * (config.cluster + 1 if config.cta_pair else 2), TMEM_LANES // 2))
     others = (tile(shapes.Qt), tile(shapes.dOt), tile(shapes.Kt)) if config.cta_pair else (sQ, sdO, sK)
-    sdQ = allocator.allocate_tensor(
-        Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, head_dims[0]) // VECTOR, WARPS, 2)), 128
-    )
+    sdQ = allocator.allocate_tensor(Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 2)), 128)
     return Shared(barriers, address, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
