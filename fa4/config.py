@@ -325,10 +325,9 @@ class BlackwellBackwardConfig:
         """CTAs that multiply together."""
         return 2 if self.cta_pair else 1
 
-    @property
-    def row_slots(self) -> int:
-        """Query tiles whose lse and delta are in shared memory at once."""
-        return 2 if self.cta_pair else self.stages
+
+ROW_SLOTS = 2
+"""Query tiles whose lse and delta are in shared memory at once."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case n
 MORE = {
     **KINDS,
     "packed": ("fma.rn.f32x2", "add.rn.f32x2", "sub.rn.f32x2", "mul.rn.f32x2"),
+    "select": ("selp.f32", "selp.b32"),
     "reduce-add": "cp.reduce.async.bulk",
     "shared load": "ld.shared",
     "shared store": "st.shared",
@@ -71,15 +72,14 @@ def identifier(value):
 
 
 def trips(ptx):
-    """Instructions of a trip of each role's loop over query tiles; branches that a trip may skip count too."""
-    found = {}
+    """Instructions of a trip of each loop over query tiles, by role, in the order of the text; branches that a trip may skip count too."""
+    found = {role: [] for role in SIGNS}
     for body in loops(ptx, *(MORE[kind] for kind in ("mma", "tma load", "reduce-add")), "ex2."):
         counts = Counter()
         for opcode in opcodes("\n".join(body)):
             counts.update(kind for kind, begins in MORE.items() if opcode.startswith(begins))
         (role,) = [role for role, sign in SIGNS.items() if counts[sign]]
-        assert role not in found
-        found[role] = {kind: counts[kind] for kind in MORE if counts[kind]}
+        found[role].append({kind: counts[kind] for kind in MORE if counts[kind]})
     return found
 
 
@@ -94,15 +94,23 @@ class TestCompiled:
         compiled = compile_ptx(task, arch)
         assert_recorded(GOLDEN, compiled, arch, facts(compiled))
 
+    def test_loops(self, compile_ptx, task, arch):
+        """One for each role, but for compute: with and without a mask, and again with one where the left side is bounded."""
+        found = trips(compile_ptx(task, arch).ptx)
+        each = 3 if task.window[0] else 2
+        assert {role: len(loops) for role, loops in found.items()} == {"mma": 1, "load": 1, "compute": each, "reduce": 1}
+        assert found["compute"][0] == found["compute"][-1] or each == 2
+
     def test_products_and_copies_per_trip(self, compile_ptx, task, arch):
         config = blackwell_backward_config(task, get_arch(arch))
         found = trips(compile_ptx(task, arch).ptx)
         d, dv = map(padded_head_dim, (task.head_dim, task.head_dim_v))
         # S and dP over head dims, dV and dK over queries, dQ over the keys of the cluster
-        assert found["mma"]["mma"] == (d + dv + 2 * 128 + config.cluster * 128) // 16
+        (mma,), (load,) = found["mma"], found["load"]
+        assert mma["mma"] == (d + dv + 2 * 128 + config.cluster * 128) // 16
         boxes = [x // swizzle_columns(x) for x in (d, dv, *((d // 2, dv // 2) if config.cta_pair else ()))]
-        assert found["load"]["tma load"] >= sum(boxes)
-        assert found["compute"]["ex2"] == 64 * (2 if task.softcap else 1)
+        assert load["tma load"] == sum(boxes)
+        assert all(trip["ex2"] == 64 * (2 if task.softcap else 1) for trip in found["compute"])
 
     def test_nothing_spills(self, compile_ptx, task, arch):
         compiled = compile_ptx(task, arch)

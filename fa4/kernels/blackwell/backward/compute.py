@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from fa4.config import TMEM_LANES, WARP
+from fa4.config import ROW_SLOTS, TMEM_LANES, WARP
 from fa4.kernels.blackwell.backward import exchange
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.forward.context import Slot, following
@@ -64,7 +64,7 @@ def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: Sta
     P = probabilities(c, work, who, tile, at.slot.index, masked)
     c.barriers.p_ready.arrive(0)
     dscores(c, P, who, at.slot.index, at.step)
-    return State(following(at.slot, c.config.row_slots), at.step + 1)
+    return State(following(at.slot, ROW_SLOTS), at.step + 1)
 
 
 @cute.jit

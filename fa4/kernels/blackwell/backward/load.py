@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import TMEM_LANES
+from fa4.config import ROW_SLOTS, TMEM_LANES
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.forward.context import Slot, following
 from fa4.kernels.blackwell.forward.load import Source
@@ -93,7 +93,7 @@ def for_others(c: Context, work: Work, sources: Sources, at: Next) -> Next:
         sources.Qt.start(c, (at.tile, c.rank), head, 0, b.qt_full.at(0))
     last = at.tile + 1 == work.tiles.end
     tile, of = work.tiles.begin if last else at.tile + 1, at.head + 1 if last else at.head
-    return Next(following(at.slot, c.config.stages), following(at.place, c.config.row_slots), at.used + 1, tile, of)
+    return Next(following(at.slot, c.config.stages), following(at.place, ROW_SLOTS), at.used + 1, tile, of)
 
 
 @cute.jit

@@ -33,7 +33,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
 
-from fa4.config import BlackwellBackwardConfig
+from fa4.config import ROW_SLOTS, BlackwellBackwardConfig
 from fa4.kernels.blackwell.forward.pipelines import Barrier
 
 WARPS = 4
@@ -106,7 +106,7 @@ class Barriers:
     def counts(config: BlackwellBackwardConfig) -> dict[str, list[int]]:
         """Arrivals of each mbarrier, in the order they lie in memory."""
         graph = {**GRAPH, **(PAIRED if config.cta_pair else {})}
-        rings = {"row_full": config.row_slots}
+        rings = {"row_full": ROW_SLOTS}
         return {
             name: [arrivals * (config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
             for name, (arrivals, ring) in graph.items()

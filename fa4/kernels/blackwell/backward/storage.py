@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
 
-from fa4.config import TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, padded_head_dim
+from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, padded_head_dim
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
 from fa4.kernels.blackwell.forward.storage import tiles
 from fa4.kernels.common.dq_layout import VECTOR
@@ -74,7 +74,7 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
-    lse, delta = (allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.row_slots)), 16) for _ in range(2))
+    lse, delta = (allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, ROW_SLOTS)), 16) for _ in range(2))
 
     def tile(shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
         size = shape[0] * shape[1]
