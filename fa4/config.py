@@ -233,12 +233,16 @@ def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: in
     return SharedMemory(size, arithmetic)
 
 
+# The least that a kernel can do with. Constants, since torch.compile traces what says no to a request, and cannot make a config.
+_LEAST_FORWARD = BlackwellForwardConfig(stages=2, o_over_q=True)
+
+
 def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell forward kernel does not serve these head dims, with the arithmetic; None where it does."""
-    columns = blackwell_columns(BlackwellForwardConfig(stages=2), head_dim_v)
+    columns = blackwell_columns(_LEAST_FORWARD, head_dim_v)
     if columns.end > TMEM_COLUMNS:
         return f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}"
-    need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=2, o_over_q=True), head_dim, head_dim_v)
+    need = blackwell_forward_shared_memory(_LEAST_FORWARD, head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
 
@@ -323,11 +327,14 @@ def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_
     return SharedMemory(size, arithmetic)
 
 
+_LEAST_BACKWARD = BlackwellBackwardConfig(stages=1), BlackwellBackwardConfig(stages=2)
+
+
 def blackwell_backward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell backward kernel does not serve these head dims, with the arithmetic; None where it does."""
     columns = backward_columns(head_dim, head_dim_v)
     if columns.end > TMEM_COLUMNS:
         return f"head_dim {head_dim}, head_dim_v {head_dim_v} need {columns.arithmetic}, which has {TMEM_COLUMNS}"
-    need = backward_shared_memory(BlackwellBackwardConfig(stages=1 if columns.serial else 2), head_dim, head_dim_v)
+    need = backward_shared_memory(_LEAST_BACKWARD[0 if columns.serial else 1], head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
