@@ -10,6 +10,7 @@ from fa4.config import TMEM_LANES
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.forward.context import Slot, following
 from fa4.kernels.blackwell.forward.softmax import load_columns, ones_from, store_columns
+from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import capped
 
 QUERIES = TMEM_LANES // 2
@@ -47,26 +48,26 @@ def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32,
     S = cute.make_rmem_tensor(QUERIES, Float32)
     c.barriers.s_full.wait(0, step & 1)
     load_columns(address, S, thread)
-    slope = cute.make_rmem_tensor(QUERIES, Float32)
-    if const_expr(c.scalars.gain is not None):
-        for i in cutlass.range_constexpr(QUERIES):
-            S[i] = capped(S[i], c.scalars.gain)
-            slope[i] = 1.0 - 4.0 * S[i] * S[i]
-    if tile < work.tiles.full_begin or tile >= work.tiles.full_end:
-        hide(c, work, thread, tile * TMEM_LANES + half * QUERIES, S)
+    masked = tile < work.tiles.full_begin or tile >= work.tiles.full_end
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
-        lse = statistic(c.shared.sLSE, half, chunk, slot)
-        scale = c.scalars.scale_log2
+        part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
+        slope = cute.make_rmem_tensor(CHUNK, Float32)
+        if const_expr(c.scalars.gain is not None):
+            for i in cutlass.range_constexpr(CHUNK):
+                part[i] = capped(part[i], c.scalars.gain)
+                slope[i] = 1.0 - 4.0 * part[i] * part[i]
+        if masked:
+            hide(c, work, thread, tile * TMEM_LANES + half * QUERIES + chunk * CHUNK, part)
+        lse, scale = statistic(c.shared.sLSE, half, chunk, slot), c.scalars.scale_log2
         for i in cutlass.range_constexpr(0, CHUNK, 2):
-            at = chunk * CHUNK + i
-            x, y = cute.arch.fma_packed_f32x2((S[at], S[at + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
-            S[at], S[at + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
-        store_columns(address + chunk * (CHUNK // 2), rounded(c, S, chunk), thread)
+            x, y = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
+            part[i], part[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
+        store_columns(address + chunk * (CHUNK // 2), rounded(c, part), thread)
+        if const_expr(c.scalars.gain is not None):
+            for i in cutlass.range_constexpr(0, CHUNK, 2):
+                part[i], part[i + 1] = cute.arch.mul_packed_f32x2((part[i], part[i + 1]), (slope[i], slope[i + 1]))
     cute.arch.fence_view_async_tmem_store()
     c.barriers.p_ready.arrive(0)
-    if const_expr(c.scalars.gain is not None):
-        for i in cutlass.range_constexpr(0, QUERIES, 2):
-            S[i], S[i + 1] = cute.arch.mul_packed_f32x2((S[i], S[i + 1]), (slope[i], slope[i + 1]))
     return S
 
 
@@ -76,20 +77,21 @@ def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, s
     half, thread = who
     address = c.tmem + c.columns.dP + half * QUERIES
     c.barriers.dp_full.wait(0, step & 1)
-    dS = cute.make_rmem_tensor(QUERIES, Float32)
-    load_columns(address, dS, thread)
+    row = opaque(thread)  # swizzled addresses are worked out here, not kept in registers
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
+        dS = cute.make_rmem_tensor(CHUNK, Float32)
+        load_columns(address + chunk * CHUNK, dS, thread)
         delta = statistic(c.shared.sDelta, half, chunk, slot)
         for i in cutlass.range_constexpr(0, CHUNK, 2):
             at = chunk * CHUNK + i
-            x, y = cute.arch.sub_packed_f32x2((dS[at], dS[at + 1]), (delta[i], delta[i + 1]))
-            dS[at], dS[at + 1] = cute.arch.mul_packed_f32x2((x, y), (P[at], P[at + 1]))
-        words = rounded(c, dS, chunk)
+            x, y = cute.arch.sub_packed_f32x2((dS[i], dS[i + 1]), (delta[i], delta[i + 1]))
+            dS[i], dS[i + 1] = cute.arch.mul_packed_f32x2((x, y), (P[at], P[at + 1]))
+        words = rounded(c, dS)
         store_columns(address + chunk * (CHUNK // 2), words, thread)
         values = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=c.dtype), cute.make_layout(CHUNK))
         for i in cutlass.range_constexpr(CHUNK // 8):
             source = cute.make_tensor(values.iterator + i * 8, cute.make_layout(8))
-            to = cute.local_tile(c.shared.sdS[thread, None, 0], (8,), ((half * QUERIES + chunk * CHUNK) // 8 + i,))
+            to = cute.local_tile(c.shared.sdS[row, None, 0], (8,), ((half * QUERIES + chunk * CHUNK) // 8 + i,))
             cute.autovec_copy(source, to)
     cute.arch.fence_view_async_tmem_store()
     cute.arch.fence_proxy("async.shared", space="cta")
@@ -105,11 +107,11 @@ def statistic(source: cute.Tensor, half: Int32, chunk: cutlass.Constexpr[int], s
 
 
 @cute.jit
-def rounded(c: Context, values: cute.Tensor, chunk: cutlass.Constexpr[int]) -> cute.Tensor:
+def rounded(c: Context, values: cute.Tensor) -> cute.Tensor:
     """A chunk in the dtype, two in a word."""
     found = cute.make_rmem_tensor(CHUNK, c.dtype)
     for i in cutlass.range_constexpr(CHUNK):
-        found[i] = values[chunk * CHUNK + i].to(c.dtype)
+        found[i] = values[i].to(c.dtype)
     return cute.make_tensor(cute.recast_ptr(found.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
 
 
@@ -118,10 +120,6 @@ def hide(c: Context, work: Work, thread: Int32, first_query: Int32, S: cute.Tens
     """Set the scores of queries that do not see this thread's key to -inf: all of them where there is no such key."""
     key = work.first_key + thread
     end = work.queries.end_key(key) if key < c.seqlens[1] else Int32(0)
-    begin = work.queries.first_key(key)
-    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
-        first = first_query + chunk * CHUNK
-        visible = ~ones_from(end - first) & ones_from(begin - first)
-        for i in cutlass.range_constexpr(CHUNK):
-            at = chunk * CHUNK + i
-            S[at] = S[at] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
+    visible = ~ones_from(end - first_query) & ones_from(work.queries.first_key(key) - first_query)
+    for i in cutlass.range_constexpr(CHUNK):
+        S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf

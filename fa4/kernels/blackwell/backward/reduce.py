@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
@@ -33,14 +35,45 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
             block = tile * (TMEM_LANES // WARP) + warp
             rows = mdQ[work.batch, head, None, None].iterator + Int64(block * WARP) * mdQ.shape[3]
             c.barriers.dq_full.wait(0, step & 1)
-            add(c, (rows, warp, lane), step)
+            if const_expr(mSemaphore is None):
+                add(c, (rows, warp, lane), step, None)
+            else:
+                semaphore = mSemaphore[work.batch, head, None].iterator + block
+                add(c, (rows, warp, lane), step, Turn(semaphore, turn(c, work, tile)))
+                with cute.arch.elect_one():
+                    cute.arch.cp_async_bulk_wait_group(0, read=False)
+                    cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
             step = step + 1
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
+class Turn(NamedTuple):
+    """The semaphore of a block of rows, and what it says when it is this CTA's turn."""
+
+    semaphore: cute.Pointer
+    number: Int32
+
+
 @cute.jit
-def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32) -> None:
+def turn(c: Context, work: Work, tile: Int32) -> Int32:
+    """How many key tiles add to a query tile before this one: those with smaller numbers in the order of the launch, so that they have begun."""
+    keys = c.band.key_tiles(tile * TMEM_LANES, TMEM_LANES, TMEM_LANES)
+    if const_expr(c.falling):
+        return keys.end - 1 - work.key_tile
+    return work.key_tile - keys.begin
+
+
+@cute.jit
+def wait_turn(turn: Turn) -> None:
+    """Until all others whose turn comes before have added, and what they added is there."""
+    done = cute.arch.load(turn.semaphore, Int32, sem="acquire", scope="gpu")
+    while done < turn.number:
+        done = cute.arch.load(turn.semaphore, Int32, sem="acquire", scope="gpu")
+
+
+@cute.jit
+def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn: Turn | None) -> None:
     """One query tile: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
     rows, warp, lane = where
     d, chunk = padded_head_dim(c.head_dims[0]), backward_chunk(c.head_dims[0])
@@ -54,6 +87,8 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32) -> No
             load_columns(c.tmem + c.columns.dQ + first + part, values, warp * WARP + lane)
         if const_expr(first + at_once == d):
             c.barriers.dq_empty.arrive(0)
+        if const_expr(first == 0 and turn is not None):
+            wait_turn(turn)
         for begin in cutlass.range_constexpr(0, at_once, chunk):
             stage = (step * (d // chunk) + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
             send(c, dQ, begin, (rows + dq_offset(0, first + begin, d), warp, lane), stage)
