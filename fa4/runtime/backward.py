@@ -70,7 +70,8 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     lse_log2, delta = (q.new_empty((batch, heads, rounded), dtype=torch.float32) for _ in range(2))
     sums, blocks = batch * heads * rounded * columns, batch * heads * rounded // BLOCK_ROWS
     zeros = q.new_empty(sums + blocks * deterministic, dtype=torch.float32)
-    dq_sums, semaphores = zeros[:sums], zeros[sums:].view(torch.int32).view(batch, heads, -1) if deterministic else None
+    dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
+    semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
 
     problem = AttentionProblem("preprocess", dtype_name(q.dtype), v.shape[3], v.shape[3])
     before = get(problem, PreprocessConfig(dlse=saved.dlse is not None), arch)
