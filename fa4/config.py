@@ -157,8 +157,12 @@ class PostprocessConfig:
         _check_row_threads(self.threads)
 
 
+PAIR_COLUMNS = 32
+"""N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512
 TMEM_LANES = 128
+PACKS = tuple(1 << i for i in range(8))
+"""How many heads may share the rows of a tile."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,12 @@ class BlackwellForwardConfig:
     ``rescale_threshold`` (log2 units; 0: at every growth). With ``o_over_q`` O leaves through the shared memory of Q.
     ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
     ``ctas`` CTAs share the tiles. Heads whose K and V fit ``l2_budget`` bytes take turns.
+
+    With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
+    half of every K tile's keys and of every V tile's columns, which the tensor cores of both read.
+
+    With ``pack_heads`` above 1, a power of two, the rows of a tile are pairs of a position and one of the query heads that share a key
+    head, heads fastest: 128 / pack_heads positions. A group has at most that many heads; places of fewer heads are empty.
     """
 
     stages: int
@@ -182,6 +192,8 @@ class BlackwellForwardConfig:
     order: str = "single"
     ctas: int = 148
     l2_budget: int = 63 << 20
+    cta_pair: bool = False
+    pack_heads: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
@@ -196,11 +208,23 @@ class BlackwellForwardConfig:
                 f"128 x (2 x {softmax} + {correction} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
                 "for example (192, 80, 48)",
             ),
+            "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
+            "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
         }
         for name, (ok, rule, remedy) in rules.items():
             if not ok:
                 raise ArgumentError(name, getattr(self, name), rule, remedy)
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that multiply together."""
+        return 2 if self.cta_pair else 1
+
+    @property
+    def positions(self) -> int:
+        """Query positions of a query tile."""
+        return TMEM_LANES // self.pack_heads
 
 
 @dataclass(frozen=True)
@@ -222,15 +246,33 @@ def blackwell_columns(config: BlackwellForwardConfig, head_dim_v: int) -> Column
 
 
 def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
-    """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V, and O."""
+    """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V (of a pair each has half a tile), and O."""
     d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
     output = 0 if config.o_over_q else rows * dv
-    size = 3072 + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * config.tile_n * max(d, dv) + output)
+    keys = config.tile_n // config.cluster
+    size = 3072 + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
     arithmetic = (
-        f"3072 + (Q {rows} x {d} + {config.stages} stages x {config.tile_n} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
+        f"3072 + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
         f"= {size} bytes"
     )
     return SharedMemory(size, arithmetic)
+
+
+def check_blackwell_forward(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> None:
+    """Raise UnsupportedError, with the arithmetic, where head dims do not fit a configuration."""
+    columns = blackwell_columns(config, head_dim_v)
+    need = blackwell_forward_shared_memory(config, head_dim, head_dim_v)
+    limit = int(get_arch("sm_100a").smem_per_block)
+    problems = {
+        f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}": columns.end > TMEM_COLUMNS,
+        f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}": need.size > limit,
+        f"head_dim_v {head_dim_v} takes {padded_head_dim(head_dim_v)} columns, and a pair's product has a multiple of {PAIR_COLUMNS}": (
+            config.cta_pair and padded_head_dim(head_dim_v) % PAIR_COLUMNS != 0
+        ),
+    }
+    for reason, wrong in problems.items():
+        if wrong:
+            raise UnsupportedError("config", config, reason, "use fewer stages, o_over_q, or no pair")
 
 
 # The least that a kernel can do with. Constants, since torch.compile traces what says no to a request, and cannot make a config.
@@ -251,15 +293,18 @@ def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
 class BlackwellBackwardConfig:
     """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
 
-    ``stages`` tiles of Q (with lse and delta) are in shared memory at once; ``registers`` per thread of the compute warps, the warps that
-    add dQ, and the others. ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget``
-    bytes take turns.
+    ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and the others.
+    ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget`` bytes take turns.
+
+    With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
+    operand that both multiply by, and adds half of each dQ tile, summed over the keys of both.
     """
 
     stages: int
     registers: tuple[int, int, int] = (144, 152, 72)
     order: str = "single"
     l2_budget: int = 63 << 20
+    cta_pair: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
@@ -267,6 +312,7 @@ class BlackwellBackwardConfig:
         used = WARP * 4 * (2 * compute + reduce + other)
         rules = {
             "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
+            "cta_pair": (not self.cta_pair or self.stages == 1, "S and dK of a pair have halves of Q of their own", "use stages=1"),
             "registers": (
                 used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in self.registers),
                 f"128 x (2 x {compute} + {reduce} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
@@ -278,13 +324,24 @@ class BlackwellBackwardConfig:
             if not ok:
                 raise ArgumentError(name, getattr(self, name), rule, remedy)
 
+    @property
+    def cluster(self) -> int:
+        """CTAs that multiply together."""
+        return 2 if self.cta_pair else 1
+
+    @property
+    def row_slots(self) -> int:
+        """Query tiles whose lse and delta are in shared memory at once."""
+        return 2 if self.cta_pair else self.stages
+
 
 @dataclass(frozen=True)
 class BackwardColumns:
     """First columns in tensor memory of what the backward computes; ``end`` is one past the last.
 
-    P takes the first and the third quarter of S, dS those of dP: each compute warpgroup writes where it alone has read. ``serial``: S and dP
-    overlap, so that one tile is done with before the next begins. ``dq_apart``: dQ keeps clear of dS, so that it is computed before dK.
+    P is in two parts of 32 columns, at the beginning of S and ``second`` further on, dS likewise in dP: each compute warpgroup writes where
+    it alone has read. ``serial``: S and dP overlap, so that one tile is done with before the next begins. ``dq_apart``: dQ keeps clear of
+    dS, so that it is computed before dK.
     """
 
     S: int
@@ -294,37 +351,67 @@ class BackwardColumns:
     dQ: int
     end: int
     arithmetic: str
+    second: int
     serial: bool
     dq_apart: bool
 
 
-def backward_columns(head_dim: int, head_dim_v: int) -> BackwardColumns:
-    """The map of tensor memory: dV, dK, then S and dP side by side where they fit, and dQ at the end, over dP where it must."""
+def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> BackwardColumns:
+    """The map of tensor memory: dV, dK, then S and dP side by side where they fit, and dQ at the end, over dP where it must.
+
+    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P.
+    """
     d, dv, tile = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES
-    free = TMEM_COLUMNS - dv - d
-    serial = free < 2 * tile
-    S = dv + d
-    dP = TMEM_COLUMNS - tile if serial else S + tile
-    dQ = TMEM_COLUMNS - d
+    quarter, S = tile // 4, dv + d
+    if cta_pair:
+        end = S + 2 * tile
+        arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
+        return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, 3 * quarter, False, True)
+    serial = TMEM_COLUMNS - S < 2 * tile
+    dP, dQ = TMEM_COLUMNS - tile if serial else S + tile, TMEM_COLUMNS - d
     needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
     arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"
-    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, serial, not serial and dQ >= dP + 3 * tile // 4)
+    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, 2 * quarter, serial, not serial and dQ >= dP + 3 * quarter)
 
 
-def backward_chunk(head_dim: int) -> int:
-    """Columns of dQ that a warp adds at a time."""
-    return 32 if padded_head_dim(head_dim) % 32 == 0 else 16
+def backward_chunk(config: BlackwellBackwardConfig, head_dim: int) -> int:
+    """Columns of dQ that a warp adds at a time: a pair has no room for more."""
+    return 16 if config.cta_pair or padded_head_dim(head_dim) % 32 else 32
 
 
 def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
-    """Shared memory of one CTA: barriers, lse and delta (3 KB), K, V, the tiles of Q, one of dO, dS, and two chunks of dQ."""
-    d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(head_dim)
-    size = 3072 + ELEMENT_BYTES * n * (d + dv + config.stages * d + dv + n) + 2 * 4 * n * chunk
+    """Shared memory of one CTA: barriers, lse and delta (3 KB), K, V, the tiles of Q, one of dO, dS, and two chunks of dQ.
+
+    Of a pair each CTA has half of the rows of Q and dO, for S and dP, half of their columns, for dK and dV, half of the columns of the K of
+    both, for dQ, half of the rows of the dS of both, and what it sends of its own.
+    """
+    d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(config, head_dim)
+    more = d + n // 2 if config.cta_pair else 0
+    size = 3072 + ELEMENT_BYTES * n * (d + dv + config.stages * d + dv + n + more) + 2 * 4 * n * chunk
     arithmetic = (
-        f"3072 + {n} x (K {d} + V {dv} + {config.stages} stages x Q {d} + dO {dv} + dS {n}) x {ELEMENT_BYTES} + 2 x dQ {n} x {chunk} x 4 "
-        f"= {size} bytes"
+        f"3072 + {n} x (K {d} + V {dv} + {config.stages} stages x Q {d} + dO {dv} + dS {n}"
+        f"{f' + K of both {d} + dS to send {n // 2}' if more else ''}) x {ELEMENT_BYTES} + 2 x dQ {n} x {chunk} x 4 = {size} bytes"
     )
     return SharedMemory(size, arithmetic)
+
+
+def check_blackwell_backward(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> None:
+    """Raise UnsupportedError, with the arithmetic, where head dims do not fit a configuration."""
+    columns = backward_columns(head_dim, head_dim_v, config.cta_pair)
+    need = backward_shared_memory(config, head_dim, head_dim_v)
+    limit = int(get_arch("sm_100a").smem_per_block)
+    dims = tuple(map(padded_head_dim, (head_dim, head_dim_v)))
+    problems = {
+        f"head_dim {head_dim}, head_dim_v {head_dim_v} need {columns.arithmetic}, which has {TMEM_COLUMNS}": columns.end > TMEM_COLUMNS,
+        f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}": need.size > limit,
+        f"head_dim {head_dim} leaves no room to overlap tiles; {columns.arithmetic}": columns.serial and config.stages > 1,
+        f"head dims {dims} are no multiples of {PAIR_COLUMNS}, or D exceeds 128: a pair has half of the columns": (
+            config.cta_pair and (dims[0] > TMEM_LANES or any(dim % PAIR_COLUMNS for dim in dims))
+        ),
+    }
+    for reason, wrong in problems.items():
+        if wrong:
+            raise UnsupportedError("config", config, reason, "use fewer stages, or no pair")
 
 
 _LEAST_BACKWARD = BlackwellBackwardConfig(stages=1), BlackwellBackwardConfig(stages=2)
@@ -332,9 +419,9 @@ _LEAST_BACKWARD = BlackwellBackwardConfig(stages=1), BlackwellBackwardConfig(sta
 
 def blackwell_backward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell backward kernel does not serve these head dims, with the arithmetic; None where it does."""
-    columns = backward_columns(head_dim, head_dim_v)
-    if columns.end > TMEM_COLUMNS:
-        return f"head_dim {head_dim}, head_dim_v {head_dim_v} need {columns.arithmetic}, which has {TMEM_COLUMNS}"
-    need = backward_shared_memory(_LEAST_BACKWARD[0 if columns.serial else 1], head_dim, head_dim_v)
-    limit = int(get_arch("sm_100a").smem_per_block)
-    return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
+    least = _LEAST_BACKWARD[0 if backward_columns(head_dim, head_dim_v).serial else 1]
+    try:
+        check_blackwell_backward(least, head_dim, head_dim_v)
+    except UnsupportedError as error:
+        return error.rule
+    return None

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
-import tvm_ffi
 from forward_call import PLAIN, Options, scalars
 
-from fa4 import dispatch
+from fa4 import tuning
 from fa4.arch import get_arch
 from fa4.compiler import lookup
 from fa4.compiler.artifact import Artifact
-from fa4.compiler.load import load_function
-from fa4.config import BlackwellBackwardConfig, backward_columns, padded_head_dim
+from fa4.config import padded_head_dim
 from fa4.kernels.common.dq_layout import dq_offset
 from fa4.problem import AttentionProblem, normalise_window
 from fa4.reference import standard_attention, standard_attention_backward
 from fa4.runtime import virtual
-from fa4.runtime.tensors import HostTensor
 from fa4.testing import AttentionInputs, compare, torch_attention
 from fa4.vgpu import Gpu
-from fa4.vgpu.driver import Driver
 
 TILE = 128
 ARCH = "sm_100a"
@@ -37,24 +31,9 @@ def problem_of(inputs: AttentionInputs, options: Options = PLAIN, deterministic:
     return AttentionProblem.of("backward", inputs.q.dtype, dims, bounds, options.softcap, deterministic)
 
 
-@contextmanager
-def in_dispatch():
-    key = ("backward", "blackwell")
-    dispatch.IMPLEMENTATIONS[key] = "fa4.kernels.blackwell.backward.kernel:BlackwellBackward"
-    try:
-        yield
-    finally:
-        del dispatch.IMPLEMENTATIONS[key]
-
-
-def default_config(problem):
-    serial = backward_columns(problem.head_dim, problem.head_dim_v).serial
-    return BlackwellBackwardConfig(stages=1 if serial else 2)
-
-
 def compiled(problem: AttentionProblem, config=None, arch: str = ARCH) -> Artifact:
-    with in_dispatch():
-        return lookup.get(problem, config or default_config(problem), arch)
+    """From the compile cache; without ``config`` as tuned."""
+    return lookup.get(problem, config or tuning.config(problem, get_arch(arch)), arch)
 
 
 def rows_of(inputs: AttentionInputs, options: Options, dlse: bool):
@@ -102,14 +81,8 @@ def buffers(inputs, options, deterministic=False, dlse=False):
 
 
 def run(gpu: Gpu, artifact: Artifact, inputs: AttentionInputs, b: Buffers, numbers) -> None:
-    driver = Driver(partial(virtual.launch, gpu, virtual.parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
-    function = load_function(artifact, driver.resolve)
     read = inputs.q, inputs.k, inputs.v, inputs.dout, b.lse, b.delta
-    written = b.dq, b.semaphore, b.dk, b.dv
-    regions = [virtual.region(x.__dlpack__(), "inputs", False) for x in read]
-    regions += [virtual.region(x.__dlpack__(), "outputs", True) for x in written if x is not None]
-    with virtual.registered(gpu, regions), driver.raising():
-        function(*(x if x is None else tvm_ffi.from_dlpack(HostTensor(x)) for x in (*read, *written)), *numbers, 0)
+    virtual.run(gpu, artifact, read, (b.dk, b.dv), numbers, (b.dq, b.semaphore))
 
 
 def gradients(gpu, inputs, options=PLAIN, config=None, artifact=None, *, deterministic=False, dlse=False):

@@ -6,7 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 
-from fa4.config import TMEM_LANES
+from fa4.config import TMEM_LANES, WARP
+from fa4.kernels.blackwell.backward import exchange
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.forward.context import Slot, following
 from fa4.kernels.blackwell.forward.softmax import load_columns, ones_from, store_columns
@@ -25,18 +26,22 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
 
     Warps: eight, two warpgroups; ``half`` says which queries.
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
-    Waits: q_full (lse and delta); s_full, dp_full.
+    Waits: row_full (lse and delta); s_full, dp_full.
     Signals: p_ready, ds_ready.
     Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and to
     shared memory; ds_ready.
+
+    In a pair each CTA adds the dQ of half of the queries, and needs their dS for the keys of both: the warpgroup that has the other half
+    sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has read
+    it, here and there, and so that dS had arrived.
     """
     slot, step = Slot(Int32(0), Int32(0)), Int32(0)
     for _ in cutlass.range(work.group, unroll=1):
         for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
-            c.barriers.q_full.wait(slot.index, slot.phase)
+            c.barriers.row_full.wait(slot.index, slot.phase)
             P = probabilities(c, work, (half, thread), tile, slot.index, step)
             dscores(c, P, (half, thread), slot.index, step)
-            slot = following(slot, c.config.stages)
+            slot = following(slot, c.config.row_slots)
             step = step + 1
 
 
@@ -44,7 +49,7 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
 def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, slot: Int32, step: Int32) -> cute.Tensor:
     """P of this thread to tensor memory; returns P in float32, with softcap times the slope of the capping."""
     half, thread = who
-    address = c.tmem + c.columns.S + half * QUERIES
+    address, to = c.tmem + c.columns.S + half * QUERIES, c.tmem + c.columns.S + half * c.columns.second
     S = cute.make_rmem_tensor(QUERIES, Float32)
     c.barriers.s_full.wait(0, step & 1)
     load_columns(address, S, thread)
@@ -62,7 +67,7 @@ def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32,
         for i in cutlass.range_constexpr(0, CHUNK, 2):
             x, y = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
             part[i], part[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
-        store_columns(address + chunk * (CHUNK // 2), rounded(c, part), thread)
+        store_columns(to + chunk * (CHUNK // 2), rounded(c, part), thread)
         if const_expr(c.scalars.gain is not None):
             for i in cutlass.range_constexpr(0, CHUNK, 2):
                 part[i], part[i + 1] = cute.arch.mul_packed_f32x2((part[i], part[i + 1]), (slope[i], slope[i + 1]))
@@ -75,9 +80,9 @@ def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32,
 def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, step: Int32) -> None:
     """dS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
     half, thread = who
-    address = c.tmem + c.columns.dP + half * QUERIES
+    address, to = c.tmem + c.columns.dP + half * QUERIES, c.tmem + c.columns.dP + half * c.columns.second
     c.barriers.dp_full.wait(0, step & 1)
-    row = opaque(thread)  # swizzled addresses are worked out here, not kept in registers
+    words = cute.make_rmem_tensor(QUERIES // 2, Float32)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
         dS = cute.make_rmem_tensor(CHUNK, Float32)
         load_columns(address + chunk * CHUNK, dS, thread)
@@ -86,15 +91,24 @@ def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, s
             at = chunk * CHUNK + i
             x, y = cute.arch.sub_packed_f32x2((dS[i], dS[i + 1]), (delta[i], delta[i + 1]))
             dS[i], dS[i + 1] = cute.arch.mul_packed_f32x2((x, y), (P[at], P[at + 1]))
-        words = rounded(c, dS)
-        store_columns(address + chunk * (CHUNK // 2), words, thread)
-        values = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=c.dtype), cute.make_layout(CHUNK))
-        for i in cutlass.range_constexpr(CHUNK // 8):
-            source = cute.make_tensor(values.iterator + i * 8, cute.make_layout(8))
-            to = cute.local_tile(c.shared.sdS[row, None, 0], (8,), ((half * QUERIES + chunk * CHUNK) // 8 + i,))
-            cute.autovec_copy(source, to)
+        part = cute.make_tensor(words.iterator + chunk * (CHUNK // 2), cute.make_layout(CHUNK // 2))
+        part.store(rounded(c, dS).load())
+    store_columns(to, words, thread)  # where, in a pair, dP of the last chunk was
+    if const_expr(c.config.cta_pair):
+        c.barriers.dq_full.wait(0, step & 1 ^ 1)
+    part = half
+    if const_expr(c.config.cta_pair):
+        part = c.rank if half == c.rank else Int32(c.config.cluster)
+    row = opaque(part * TMEM_LANES + thread)  # swizzled addresses are worked out here, not kept in registers
+    values = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=c.dtype), cute.make_layout(QUERIES))
+    for i in cutlass.range_constexpr(QUERIES // 8):
+        source = cute.make_tensor(values.iterator + i * 8, cute.make_layout(8))
+        cute.autovec_copy(source, cute.local_tile(c.shared.sdS[row, None, 0], (8,), (i,)))
     cute.arch.fence_view_async_tmem_store()
     cute.arch.fence_proxy("async.shared", space="cta")
+    if const_expr(c.config.cta_pair):
+        if half != c.rank:
+            exchange.send(c, thread // WARP)
     c.barriers.ds_ready.arrive(0)
 
 

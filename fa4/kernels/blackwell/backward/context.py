@@ -22,20 +22,17 @@ from fa4.schedule.device import TileOrder, tile_at
 class Work:
     """A key tile of one (key head, batch), and the query tiles it meets, in each of the ``group`` query heads that share the key head.
 
-    ``queries`` is the band seen from the keys: row j of it, a key, sees the queries that see key j.
+    A key tile has the keys of all CTAs of the cluster, which meet the same query tiles; ``first_key`` is this CTA's. ``queries`` is the band
+    seen from the keys: row j of it, a key, sees the queries that see key j.
     """
 
     key_tile: Int32
+    first_key: Int32
     head: Int32
     batch: Int32
     group: Int32
     queries: Band
     tiles: KeyTiles
-
-    @property
-    def first_key(self) -> Int32:
-        """The first key."""
-        return self.key_tile * TMEM_LANES
 
     @property
     def steps(self) -> Int32:
@@ -53,13 +50,14 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a role needs. ``tmem`` is the address of the first column."""
+    """Everything a role needs. ``tmem`` is the address of the first column, ``rank`` that of the CTA in its cluster."""
 
     config: BlackwellBackwardConfig
     head_dims: tuple[int, int]
     dtype: Any
     shared: Shared
     tmem: Int32
+    rank: Int32
     tiles: Tiles
     seqlens: tuple[Int32, Int32]
     scalars: ScoreScalars
@@ -72,7 +70,7 @@ class Context:
     @property
     def columns(self) -> BackwardColumns:
         """The map of tensor memory."""
-        return backward_columns(*self.head_dims)
+        return backward_columns(*self.head_dims, self.config.cta_pair)
 
     @property
     def falling(self) -> bool:
@@ -87,19 +85,27 @@ class Context:
         """The keys that a query sees."""
         return Band(*self.seqlens, *self.tiles.limits)
 
+    @property
+    def tile_n(self) -> int:
+        """Keys of a cluster."""
+        return self.config.cluster * TMEM_LANES
+
     @cute.jit
     def work(self) -> Work:
         """The key tile of this CTA."""
-        key_tile, head, batch = tile_at(cute.arch.block_idx()[0], self.tiles.order, self.falling)
+        key_tile, head, batch = tile_at(cute.arch.block_idx()[0] // self.config.cluster, self.tiles.order, self.falling)
+        first_key = key_tile * self.tile_n + self.rank * TMEM_LANES
         queries = transposed(self.band)
-        found = queries.key_tiles(key_tile * TMEM_LANES, TMEM_LANES, TMEM_LANES)
+        found = queries.key_tiles(key_tile * self.tile_n, self.tile_n, TMEM_LANES)
+        if const_expr(self.config.cta_pair):
+            found = queries.full_for(found, first_key, TMEM_LANES, TMEM_LANES)
         end, full_end = found.end, found.full_end
         if const_expr(self.tiles.limits.left is not None and self.tiles.limits.right is not None):
             if self.tiles.limits.right <= self.tiles.limits.left:  # no query sees a key, though some tile may look as if
                 end = found.begin
-        if (key_tile + 1) * TMEM_LANES > self.seqlens[1]:  # keys beyond the last are hidden, too
+        if first_key + TMEM_LANES > self.seqlens[1]:  # keys beyond the last are hidden, too
             full_end = found.full_begin
-        return Work(key_tile, head, batch, self.tiles.group, queries, KeyTiles(found.begin, found.full_begin, full_end, end))
+        return Work(key_tile, first_key, head, batch, self.tiles.group, queries, KeyTiles(found.begin, found.full_begin, full_end, end))
 
 
 @cute.jit

@@ -9,6 +9,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import TMEM_LANES, padded_head_dim
 from fa4.kernels.blackwell.backward.context import Context, Work
+from fa4.kernels.blackwell.forward.kernel import Tma
 from fa4.kernels.blackwell.forward.pipelines import Barrier
 from fa4.kernels.blackwell.forward.softmax import load_columns
 
@@ -58,7 +59,7 @@ def finish(
 
 
 @cute.jit
-def store(c: Context, work: Work, *gradients: tuple[cute.CopyAtom, cute.Tensor]) -> None:
+def store(c: Context, work: Work, *gradients: Tma) -> None:
     """The epilogue warp: dV, then dK, to the rows that exist; tensors (Sk, D, head, batch).
 
     Warps: one.
@@ -74,7 +75,7 @@ def store(c: Context, work: Work, *gradients: tuple[cute.CopyAtom, cute.Tensor])
         source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(tile, 0, 2), cute.group_modes(gX, 0, 2))
         ready.wait(0, 0)
         with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
-            cute.copy(atom, source[None, 0], to[None, work.key_tile])
+            cute.copy(atom, source[None, 0], to[None, work.first_key // TMEM_LANES])
             cute.arch.cp_async_bulk_commit_group()
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=False)

@@ -1,4 +1,4 @@
-"""FlashAttention-4 backward for sm_100a and sm_103a (arXiv 2603.05451): the main kernel, one CTA for each tile of 128 keys."""
+"""FlashAttention-4 backward for sm_100a and sm_103a (arXiv 2603.05451): the main kernel, a CTA or a pair of them for each key tile."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pl
-from cutlass import Float32, Int32, Int64, const_expr, memory
-from cutlass.cute.nvgpu import cpasync
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellBackwardConfig, padded_head_dim
-from fa4.kernels.blackwell.backward import compute, epilogue, load, mma, reduce
+from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward
+from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mma, reduce
 from fa4.kernels.blackwell.backward.context import Context, Tiles
-from fa4.kernels.blackwell.backward.storage import allocate
-from fa4.kernels.blackwell.forward.kernel import Tma
+from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
+from fa4.kernels.blackwell.forward.kernel import Tma, by_head, sync_cluster
+from fa4.kernels.blackwell.forward.pipelines import LEADER
 from fa4.kernels.blackwell.forward.storage import tile_layout
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
-MMA, LOAD, EPILOGUE = 12, 13, 14
+MMA, LOAD, EPILOGUE, RELAY = 12, 13, 14, 15
 """Warps, after those of the compute (0-7) and reduce (8-11) warpgroups."""
 THREADS = 512
 
@@ -44,11 +44,13 @@ class BlackwellBackward:
         self.config = config
         self.dtype = DTYPES[problem.dtype]
         self.head_dims = problem.head_dim, problem.head_dim_v
+        check_blackwell_backward(config, *self.head_dims)
 
     @property
     def name(self) -> str:
         """Stable name of the device function, without the suffix that the DSL adds."""
-        return kernel_name("blackwell", self.problem, f"{'ordered_' if self.problem.deterministic else ''}s{self.config.stages}")
+        suffix = f"s{self.config.stages}" + "pair" * self.config.cta_pair + "ordered" * self.problem.deterministic
+        return kernel_name("blackwell", self.problem, suffix)
 
     def compile_arguments(self) -> tuple[Any, ...]:
         """Arguments for ``cute.compile``."""
@@ -95,33 +97,39 @@ class BlackwellBackward:
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
         config = self.config
-        rows, blocks = heads_kv * batch, cute.ceil_div(seqlen_k, TMEM_LANES)
+        rows, blocks = heads_kv * batch, cute.ceil_div(seqlen_k, config.cluster * TMEM_LANES)
         if blocks * rows > 0:
             group = heads_q // heads_kv
             operands = Int64(seqlen_q) * Int64(group) * (sum(self.head_dims) * ELEMENT_BYTES)
             section = section_size(operands, Int64(rows), Int64(1), config.l2_budget)
             order = tile_order(Int64(blocks), Int64(heads_kv), Int64(batch), section, config.order)
             limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
-            moves = []
-            for x, op in (
-                *((x, cpasync.CopyBulkTensorTileG2SOp()) for x in (mQ, mK, mV, mdO)),
-                *((x, cpasync.CopyBulkTensorTileS2GOp()) for x in (mdK, mdV)),
-            ):
-                by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
-                tile = (TMEM_LANES, padded_head_dim(x.shape[3]))
-                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(*tile, self.dtype), tile)))
+            load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO if config.cta_pair else tcgen05.CtaGroup.ONE)
+            shapes, store_op = tile_shapes(config, self.head_dims), cpasync.CopyBulkTensorTileS2GOp()
+            moves = [(mdK, shapes.K, store_op), (mdV, shapes.V, store_op)]
+            moves += [(mK, shapes.K, load_op), (mV, shapes.V, load_op), (mQ, shapes.Q, load_op), (mdO, shapes.dO, load_op)]
+            if const_expr(config.cta_pair):
+                moves += [(mQ, shapes.Qt, load_op), (mdO, shapes.dOt, load_op), (mK, shapes.Kt, load_op)]
+            atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, by_head(x), tile_layout(*tile, self.dtype), tile)) for x, tile, op in moves)
             BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
-            self.kernel(tuple(moves), Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(
-                grid=[blocks * rows, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
+            self.kernel(atoms, Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(
+                grid=[blocks * rows * config.cluster, 1, 1],
+                block=[THREADS, 1, 1],
+                cluster=[config.cluster, 1, 1] if const_expr(config.cta_pair) else None,
+                stream=stream,
+                min_blocks_per_mp=1,
             )
 
     @cute.kernel
     def kernel(
-        self, moves: tuple[Tma, Tma, Tma, Tma, Tma, Tma], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles
+        self, moves: tuple[Tma, ...], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles
     ) -> None:
-        """Allocate, and hand each warp to its role."""
-        Q, K, V, dO, dK, dV = moves
+        """Allocate, and hand each warp to its role.
+
+        No CTA of a pair signals the other before both have their barriers and tensor memory, and none leaves while the other may signal it.
+        """
+        dK, dV, K, V, Q, dO, *more = moves
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
@@ -130,16 +138,13 @@ class BlackwellBackward:
             with cute.arch.elect_one():
                 shared.barriers.initialise(config)
             cute.arch.mbarrier_init_fence()
-        columns = memory.TmemAllocator(
-            shared.tmem_address, barrier_for_retrieve=pl.NamedBarrier(barrier_id=1, num_threads=THREADS), allocator_warp_id=MMA
-        )
-        columns.allocate(512)
-        columns.wait_for_alloc()
-        start = columns.retrieve_ptr(Float32)
-        cute.arch.sync_threads()
+            cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
+        sync_cluster(config.cluster)
+        start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
+        rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars)
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
             half = warp // 4
@@ -152,12 +157,18 @@ class BlackwellBackward:
         else:
             cute.arch.setmaxregister_decrease(config.registers[2])
             if warp == MMA:
-                mma.run(c, c.work())
+                if rank == LEADER:
+                    mma.run(c, c.work())
             elif warp == LOAD:
-                tensors = (load.Source(x.atom, x.tensor, to) for x, to in ((Q, shared.sQ), (K, shared.sK), (V, shared.sV), (dO, shared.sdO)))
-                load.run(c, c.work(), load.Sources(*tensors, per_row.mLSE, per_row.mDelta))
+                places = (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sQt, shared.sdOt, shared.sKt)
+                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims))  # noqa: B905  # the last three of a pair alone
+                load.run(c, c.work(), load.Sources(per_row.mLSE, per_row.mDelta, *(load.Source(*x, to, shape) for x, to, shape in loads)))
             elif warp == EPILOGUE:
-                epilogue.store(c, c.work(), (dV.atom, dV.tensor), (dK.atom, dK.tensor))
-        cute.arch.sync_threads()
-        columns.relinquish_alloc_permit()
-        columns.free(start)
+                epilogue.store(c, c.work(), dV, dK)
+            elif warp == RELAY:
+                if const_expr(config.cta_pair):
+                    exchange.relay(c, c.work())
+        sync_cluster(config.cluster)
+        if warp == MMA:
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
+            cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)

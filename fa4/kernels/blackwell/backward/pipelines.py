@@ -2,17 +2,25 @@
 
 ::
 
-    load --k_full v_full-->  mma  --s_full dp_full dv_full dk_full-->  compute --grad_ready--> epilogue
+    load --k_full v_full-->  mma  --s_full dp_full dv_full dk_full-->  compute --dv_ready dk_ready--> epilogue
          --q_full do_full->       <------p_ready ds_ready------------
          <-q_empty do_empty-      --dq_full-->  reduce
          |                        <-dq_empty--
-         +--q_full (lse, delta)-------------------------------------> compute
+         +--row_full (lse, delta)-----------------------------------> compute
 
 What needs no barrier, since the tensor core works in order:
 
 - S of the next tile goes where P was: it is issued behind the product that reads P.
-- dS is written over the one before, in shared and in tensor memory, after ``dp_full``: dP was issued behind both products that read dS.
-- lse and delta of a tile are free when its Q is: dK, the last to read Q, is issued after ``ds_ready``, and so after the compute warps read them.
+- dS is written over the one before in tensor memory after ``dp_full``: dP was issued behind the product that reads dS there.
+- lse and delta of a tile are free when its Q is, for dK: that product is issued after ``ds_ready``, and so after the compute warps read them.
+
+In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory: the
+bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits arrive in both. A pair has barriers of its own (``PAIRED``)::
+
+    load --qt_full dot_full kt_full-->  mma        halves of Q, dO, K along the other dimension
+         <-qt_empty dot_empty---------
+    compute --sent-->  relay of the other CTA --moved-->  mma       half of dS
+    mma --dq_full-->  compute                      dS in shared memory has been read
 """
 
 from __future__ import annotations
@@ -34,10 +42,11 @@ WARPS = 4
 GRAPH = {
     "k_full": (1, False),  # load, with the bytes of K, to mma
     "v_full": (1, False),  # load, with the bytes of V, to mma
-    "q_full": (2, True),  # load, with the bytes of Q, and with those of lse and delta, to mma and compute
-    "q_empty": (1, True),  # mma, by commit: S and dK of the tile are complete
+    "q_full": (1, True),  # load, with the bytes of Q, to mma
+    "q_empty": (1, True),  # mma, by commit: S and dK of the tile are complete; in a pair, S
+    "row_full": (1, True),  # load, with the bytes of lse and delta, to compute
     "do_full": (1, False),  # load, with the bytes of dO, to mma
-    "do_empty": (1, False),  # mma, by commit: dP and dV of the tile are complete
+    "do_empty": (1, False),  # mma, by commit: dP and dV of the tile are complete; in a pair, dP
     "s_full": (1, False),  # mma, by commit: S is complete
     "p_ready": (2 * WARPS, False),  # compute: P is in tensor memory, and S has been read
     "dp_full": (1, False),  # mma, by commit: dP is complete, and so are the products that read the dS before
@@ -49,16 +58,29 @@ GRAPH = {
     "dv_ready": (2 * WARPS, False),  # compute to epilogue: dV is where V was
     "dk_ready": (2 * WARPS, False),  # compute to epilogue: dK is where K was
 }
+# Those that only a pair has.
+PAIRED = {
+    "kt_full": (1, False),  # load, with the bytes of half of the columns of K, to mma
+    "qt_full": (1, False),  # load, with those of Q, to mma
+    "qt_empty": (1, False),  # mma, by commit: dK of the tile is complete
+    "dot_full": (1, False),  # load, with those of dO, to mma
+    "dot_empty": (1, False),  # mma, by commit: dV of the tile is complete
+    "sent": (1, False),  # relay, with the bytes of dS that the other CTA sends
+    "moved": (1, False),  # relay to mma: they have come
+}
+JOINT = ("p_ready", "ds_ready", "dq_empty", "moved")
+"""In a pair warps of both CTAs arrive at the leader's."""
 
 
 @dataclass(frozen=True)
 class Barriers:
-    """The barriers of ``GRAPH``."""
+    """The barriers of ``GRAPH``, and those of ``PAIRED``, None where there is no pair."""
 
     k_full: Barrier
     v_full: Barrier
     q_full: Barrier
     q_empty: Barrier
+    row_full: Barrier
     do_full: Barrier
     do_empty: Barrier
     s_full: Barrier
@@ -71,24 +93,37 @@ class Barriers:
     dk_full: Barrier
     dv_ready: Barrier
     dk_ready: Barrier
+    kt_full: Barrier | None = None
+    qt_full: Barrier | None = None
+    qt_empty: Barrier | None = None
+    dot_full: Barrier | None = None
+    dot_empty: Barrier | None = None
+    sent: Barrier | None = None
+    moved: Barrier | None = None
 
     @staticmethod
-    def counts(config: BlackwellBackwardConfig) -> list[int]:
+    def counts(config: BlackwellBackwardConfig) -> dict[str, list[int]]:
         """Arrivals of each mbarrier, in the order they lie in memory."""
-        return [arrivals for arrivals, ring in GRAPH.values() for _ in range(config.stages if ring else 1)]
+        graph = {**GRAPH, **(PAIRED if config.cta_pair else {})}
+        rings = {"row_full": config.row_slots}
+        return {
+            name: [arrivals * (config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
+            for name, (arrivals, ring) in graph.items()
+        }
 
     @staticmethod
     def allocate(allocator: Any, config: BlackwellBackwardConfig) -> Barriers:
         """Shared memory for all of them."""
-        start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
+        counts = Barriers.counts(config)
+        start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
         barriers, at = {}, 0
-        for name, (_, ring) in GRAPH.items():
-            barriers[name] = Barrier(start + at)
-            at += config.stages if ring else 1
+        for name, each in counts.items():
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT)
+            at += len(each)
         return Barriers(**barriers)
 
     @cute.jit
     def initialise(self, config: cutlass.Constexpr[BlackwellBackwardConfig]) -> None:
         """By one thread, before any other uses them."""
-        for i, count in enumerate(Barriers.counts(config)):
+        for i, count in enumerate(sum(Barriers.counts(config).values(), [])):
             cute.arch.mbarrier_init(self.k_full.start + i, count)

@@ -21,7 +21,8 @@ MOST_COLUMNS = 128
 def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None, thread: Int32) -> None:
     """Add dQ of each query tile to the float32 accumulator.
 
-    Warps: four; a thread has a row, a warp a block of rows of its own, so that no warp waits for another.
+    Warps: four; a thread has a row, a warp a block of rows of its own, so that no warp waits for another. In a pair each CTA has half of the
+    rows, and two warps share a block, each with half of the columns.
     Owns: sdQ; dQ in tensor memory, from dq_full to dq_empty.
     Waits: dq_full; its own bulk copies, before it writes shared memory again. Deterministic: the block's semaphore.
     Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
@@ -32,20 +33,29 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
     for member in cutlass.range(work.group, unroll=1):
         for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
             head = work.head * work.group + member
-            block = tile * (TMEM_LANES // WARP) + warp
+            block, column = tile * (TMEM_LANES // WARP) + warp, Int32(0)
+            if const_expr(c.config.cta_pair):
+                block = tile * (TMEM_LANES // WARP) + c.rank * 2 + warp % 2
+                column = warp // 2 * columns_of(c)
             rows = mdQ[work.batch, head, None, None].iterator + Int64(block * WARP) * mdQ.shape[3]
+            rows = rows + dq_offset(0, column, mdQ.shape[3])
             c.barriers.dq_full.wait(0, step & 1)
             if const_expr(mSemaphore is None):
                 add(c, (rows, warp, lane), step, None)
             else:
                 semaphore = mSemaphore[work.batch, head, None].iterator + block
-                add(c, (rows, warp, lane), step, Turn(semaphore, turn(c, work, tile)))
+                add(c, (rows, warp, lane), step, Turn(semaphore, turn(c, work, tile) * c.config.cluster))
                 with cute.arch.elect_one():
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
                     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
             step = step + 1
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+
+def columns_of(c: Context) -> int:
+    """Columns of dQ that a thread has."""
+    return padded_head_dim(c.head_dims[0]) // c.config.cluster
 
 
 class Turn(NamedTuple):
@@ -58,7 +68,7 @@ class Turn(NamedTuple):
 @cute.jit
 def turn(c: Context, work: Work, tile: Int32) -> Int32:
     """How many key tiles add to a query tile before this one: those with smaller numbers in the order of the launch, so that they have begun."""
-    keys = c.band.key_tiles(tile * TMEM_LANES, TMEM_LANES, TMEM_LANES)
+    keys = c.band.key_tiles(tile * TMEM_LANES, TMEM_LANES, c.tile_n)
     if const_expr(c.falling):
         return keys.end - 1 - work.key_tile
     return work.key_tile - keys.begin
@@ -76,7 +86,7 @@ def wait_turn(turn: Turn) -> None:
 def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn: Turn | None) -> None:
     """One query tile: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
     rows, warp, lane = where
-    d, chunk = padded_head_dim(c.head_dims[0]), backward_chunk(c.head_dims[0])
+    d, chunk = columns_of(c), backward_chunk(c.config, c.head_dims[0])
     at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if d % n == 0)
     number = 0
     for first in cutlass.range_constexpr(0, d, at_once):
@@ -101,7 +111,7 @@ def send(
 ) -> None:
     """A chunk of columns through shared memory."""
     to, warp, lane = where
-    chunk = backward_chunk(c.head_dims[0])
+    chunk = backward_chunk(c.config, c.head_dims[0])
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(1, read=True)
     cute.arch.sync_warp()

@@ -13,6 +13,11 @@ issued after the product that waits for p_ready of this one, and correction arri
 which follows the last factor without such a wait, has barriers of its own.
 
 Every barrier has an entry for each query tile, those of the ring one for each slot.
+
+In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory:
+``q_full`` and ``kv_full`` the bytes that arrive in both CTAs, ``p_ready`` and ``p_last`` the warps of both (``JOINT``). Its commits arrive
+in both. All other barriers stay within a CTA. No phase can be overrun: whoever arrives at the leader's barrier for the next phase has
+waited for a commit that was issued after the leader had seen the phase before.
 """
 
 from __future__ import annotations
@@ -22,14 +27,14 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 
 from fa4.config import BlackwellForwardConfig
 
 WARPS = 4
 """Warps of a softmax or correction warpgroup: each arrives once, after all its lanes have done their part."""
 
-# name: (arrivals, whether there is one for each slot of the ring rather than for each query tile)
+# name: (arrivals of a CTA, whether there is one for each slot of the ring rather than for each query tile)
 GRAPH = {
     "q_full": (1, False),  # load, with the bytes of Q, to mma
     "q_empty": (1, False),  # mma, by commit: all S of the tile are complete; where O leaves through sQ also the epilogue: it has left
@@ -47,11 +52,24 @@ GRAPH = {
 }
 
 
+JOINT = ("p_ready", "p_last")
+"""In a pair warps of both CTAs arrive at the leader's."""
+LEADER = 0
+"""Rank of the CTA of a pair that issues the products."""
+
+# The leader's mbarrier of this address, with what the warp did before visible in all of the cluster.
+_ARRIVE_AT_LEADER = (
+    f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {{$r0}}, {LEADER}; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
+)
+
+
 @dataclass(frozen=True)
 class Barrier:
-    """An array of mbarriers in shared memory."""
+    """An array of mbarriers in shared memory; ``joint`` where the leader of a pair has those that count."""
 
     start: cute.Pointer
+    joint: bool = False
 
     def at(self, index: Any) -> cute.Pointer:
         """One of them."""
@@ -67,7 +85,10 @@ class Barrier:
         """Once for the warp, whose lanes have come this far and whose memory accesses are ordered before."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.at(index))
+            if const_expr(self.joint):
+                cute.arch.inline_ptx(_ARRIVE_AT_LEADER, read_only_args=[self.at(index).toint()])
+            else:
+                cute.arch.mbarrier_arrive(self.at(index))
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,7 @@ class Barriers:
     def counts(config: BlackwellForwardConfig) -> list[int]:
         """Arrivals of each mbarrier, in the order they lie in memory."""
         return [
-            arrivals + (name == "q_empty" and config.o_over_q)
+            arrivals * (config.cluster if name in JOINT else 1) + (name == "q_empty" and config.o_over_q)
             for name, (arrivals, ring) in GRAPH.items()
             for _ in range(config.stages if ring else config.q_tiles)
         ]
@@ -103,7 +124,7 @@ class Barriers:
         start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
         barriers, at = {}, 0
         for name, (_, ring) in GRAPH.items():
-            barriers[name] = Barrier(start + at)
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT)
             at += config.stages if ring else config.q_tiles
         return Barriers(**barriers)
 

@@ -83,7 +83,7 @@ def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
 def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> State:
     """The rows of one query tile."""
     tiles = work.tiles
-    index = work.first_row + stage * TMEM_LANES + thread
+    query = c.query(work, stage * TMEM_LANES + thread)
     row = Row(-Float32.inf, Float32(0.0), state.step)
     for tile in cutlass.range(tiles.end - 1, tiles.full_end - 1, -1, unroll=1):
         row = scores(c, work, stage, thread, tile, row, True)
@@ -97,9 +97,9 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlas
         c.barriers.total_empty.wait(stage, state.used & 1 ^ 1)
         totals[thread, stage] = row.total
         c.barriers.total_full.arrive(stage)
-    if index < mLSE.shape[2]:
+    if query.exists:
         # A row that saw no key: -inf + log2(0) = -inf.
-        mLSE[work.batch, work.head, index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+        mLSE[work.batch, query.head, query.position] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
     return State(row.step, state.used + Int32(work.count > 0))
 
 
@@ -119,7 +119,7 @@ def scores(
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
             if const_expr(masked):
-                hide(work.band, work.first_row + stage * TMEM_LANES + thread, tile * c.config.tile_n + chunk * CHUNK, part)
+                hide(work.band, c.query(work, stage * TMEM_LANES + thread).position, tile * c.config.tile_n + chunk * CHUNK, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
