@@ -135,6 +135,28 @@ def config(problem: AttentionProblem, arch: Arch) -> KernelConfig:
     return ampere_forward_config(problem, arch)
 
 
+def around_backward(problem: AttentionProblem, dlse: bool = False) -> tuple[tuple[AttentionProblem, KernelConfig], ...]:
+    """What is launched before and after the main kernel of a backward problem, and how; ``dlse`` says whether lse has a gradient.
+
+    Both know dtype and one head dim alone, so that requests share them.
+    """
+    before = AttentionProblem("preprocess", problem.dtype, problem.head_dim_v, problem.head_dim_v)
+    after = AttentionProblem("postprocess", problem.dtype, problem.head_dim, problem.head_dim)
+    return (before, PreprocessConfig(dlse)), (after, PostprocessConfig())
+
+
+def kernels(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, KernelConfig]]:
+    """All kernels that serve a request, each with its configuration.
+
+    Raises:
+        UnsupportedError: none fits ``arch``.
+    """
+    found = [(problem, config(problem, arch))]
+    if problem.direction == "backward":
+        found += [*around_backward(problem), around_backward(problem, dlse=True)[0]]
+    return found
+
+
 @dataclass(frozen=True)
 class Exp2Row:
     """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why."""

@@ -25,6 +25,7 @@ from fa4.vgpu.report import Observer, Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
 from fa4.vgpu.state import Cta, Dim3
 from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
+from fa4.vgpu.sums import Sums
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
@@ -88,6 +89,7 @@ class Launch:
     blank: int = UNWRITTEN
     checks: str = "basic"
     order: GlobalOrder = field(default_factory=GlobalOrder)
+    sums: Sums | None = None
 
     @property
     def kernel(self) -> Kernel:
@@ -164,6 +166,7 @@ class Gpu:
     Attributes:
         observer: told of block entries and synchronisation; None, as at first, costs nothing.
         captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
+        sums: where this is a list, the order of every launch's additions is added to it, see ``fa4.vgpu.sums``.
     """
 
     def __init__(
@@ -200,6 +203,7 @@ class Gpu:
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
         self.captures: list[Capture] | None = None
+        self.sums: list[Sums] | None = None
 
     def register_buffer(self, address: int, data: int | Array, name: str, writable: bool = True) -> Array:
         """Make ``data`` global memory at ``address``; its bytes as a flat array that shares them.
@@ -253,6 +257,9 @@ class Gpu:
         launch.explicit_cluster = cluster is not None
         if self.captures is not None:
             self.captures.append(self._capture(program, kernel, launch, params))
+        if self.sums is not None:
+            launch.sums = Sums(kernel)
+            self.sums.append(launch.sums)
         start = time.perf_counter()
         loaded = [v for v in entry.variables if v.space == "global"]
         for variable in loaded:
@@ -263,6 +270,8 @@ class Gpu:
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
+        if launch.sums is not None:
+            launch.sums.finish(self.memory)
         report = launch_report(launch, steps, time.perf_counter() - start)
         report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
