@@ -293,7 +293,7 @@ def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
 class BlackwellBackwardConfig:
     """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
 
-    ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and the others.
+    ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and others.
     ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
@@ -345,10 +345,10 @@ class BackwardColumns:
     """
 
     S: int
-    dP: int
-    dV: int
-    dK: int
-    dQ: int
+    dP: int  # noqa: N815  # the paper's names
+    dV: int  # noqa: N815
+    dK: int  # noqa: N815
+    dQ: int  # noqa: N815
     end: int
     arithmetic: str
     second: int
@@ -367,7 +367,7 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
         end = S + 2 * tile
         arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
         return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, 3 * quarter, False, True)
-    serial = TMEM_COLUMNS - S < 2 * tile
+    serial = 2 * tile > TMEM_COLUMNS - S
     dP, dQ = TMEM_COLUMNS - tile if serial else S + tile, TMEM_COLUMNS - d
     needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
     arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"

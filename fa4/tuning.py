@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from fa4 import dispatch
 from fa4.arch import Arch
 from fa4.config import (
+    PAIR_COLUMNS,
+    TMEM_LANES,
     AmpereForwardConfig,
     BlackwellBackwardConfig,
     BlackwellForwardConfig,
@@ -101,9 +103,12 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
 
 
 def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:
-    """Configuration of the Blackwell backward kernel: two tiles of Q where S and dP of two tiles fit side by side.
+    """Configuration of the Blackwell backward kernel: pairs of CTAs from D 96 to 128, single ones else.
 
-    Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait for each other (docs/schedules.md).
+    For a tile of 128 queries and keys the products take 20 D clocks, shared memory 22 D + 512 with a single CTA and 14 D + 768 with a pair
+    (docs/kernels/blackwell-backward.md): a pair saves 20% at D 96, 23% at D 128, and 13% at D 64, where waiting for the other CTA weighs
+    more; flash-attn-4 pairs from D 128 on. Nothing of it was measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of
+    two tiles fit. Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
 
     Raises:
         UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.
@@ -114,7 +119,10 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
         raise UnsupportedError("head_dim", (d, dv), refused, "backend 'cpu' serves it")
     masked = problem.causal or any(problem.window)
     order = "spt" if problem.deterministic else "lpt" if masked else "single"
-    return BlackwellBackwardConfig(stages=1 if backward_columns(d, dv).serial else 2, order=order, l2_budget=int(arch.l2) // 2)
+    padded = padded_head_dim(d), padded_head_dim(dv)
+    pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
+    stages = 1 if pair or backward_columns(d, dv).serial else 2
+    return BlackwellBackwardConfig(stages, order=order, l2_budget=int(arch.l2) // 2, cta_pair=pair)
 
 
 def config(problem: AttentionProblem, arch: Arch) -> KernelConfig:

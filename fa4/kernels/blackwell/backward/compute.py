@@ -28,12 +28,12 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
     Waits: row_full (lse and delta); s_full, dp_full.
     Signals: p_ready, ds_ready.
-    Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and to
-    shared memory; ds_ready.
+    Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and
+    to shared memory; ds_ready.
 
     In a pair each CTA adds the dQ of half of the queries, and needs their dS for the keys of both: the warpgroup that has the other half
-    sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has read
-    it, here and there, and so that dS had arrived.
+    sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has
+    read it, here and there, and so that dS had arrived.
     """
     slot, step = Slot(Int32(0), Int32(0)), Int32(0)
     for _ in cutlass.range(work.group, unroll=1):
@@ -78,7 +78,7 @@ def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32,
 
 @cute.jit
 def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, step: Int32) -> None:
-    """dS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
+    """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
     half, thread = who
     address, to = c.tmem + c.columns.dP + half * QUERIES, c.tmem + c.columns.dP + half * c.columns.second
     c.barriers.dp_full.wait(0, step & 1)

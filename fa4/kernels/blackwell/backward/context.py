@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
@@ -22,8 +21,8 @@ from fa4.schedule.device import TileOrder, tile_at
 class Work:
     """A key tile of one (key head, batch), and the query tiles it meets, in each of the ``group`` query heads that share the key head.
 
-    A key tile has the keys of all CTAs of the cluster, which meet the same query tiles; ``first_key`` is this CTA's. ``queries`` is the band
-    seen from the keys: row j of it, a key, sees the queries that see key j.
+    A key tile has the keys of all CTAs of the cluster, which meet the same query tiles; ``first_key`` is this CTA's. ``queries`` is the
+    band seen from the keys: row j of it, a key, sees the queries that see key j.
     """
 
     key_tile: Int32
@@ -101,7 +100,7 @@ class Context:
             found = queries.full_for(found, first_key, TMEM_LANES, TMEM_LANES)
         end, full_end = found.end, found.full_end
         if const_expr(self.tiles.limits.left is not None and self.tiles.limits.right is not None):
-            if self.tiles.limits.right <= self.tiles.limits.left:  # no query sees a key, though some tile may look as if
+            if Int32(self.tiles.limits.right) <= self.tiles.limits.left:  # no query sees a key, though some tile may look as if
                 end = found.begin
         if first_key + TMEM_LANES > self.seqlens[1]:  # keys beyond the last are hidden, too
             full_end = found.full_begin
@@ -113,7 +112,7 @@ def transposed(band: Band) -> Band:
     """The band with queries and keys in each other's place: key j is seen by the queries from j - right_limit + 1 up to j - left_limit."""
     left, right = None, None
     if const_expr(band.right_limit is not None):
-        left = 1 - band.right_limit
+        left = Int32(1) - band.right_limit
     if const_expr(band.left_limit is not None):
-        right = 1 - band.left_limit
+        right = Int32(1) - band.left_limit
     return Band(band.seqlen_k, band.seqlen_q, left, right)

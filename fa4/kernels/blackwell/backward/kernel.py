@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cuda.bindings.driver as cuda
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
@@ -15,6 +14,7 @@ from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mm
 from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
 from fa4.kernels.blackwell.forward.kernel import Tma, by_head, sync_cluster
+from fa4.kernels.blackwell.forward.load import Source
 from fa4.kernels.blackwell.forward.pipelines import LEADER
 from fa4.kernels.blackwell.forward.storage import tile_layout
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
@@ -57,7 +57,7 @@ class BlackwellBackward:
         return backward_arguments(self.problem)
 
     @cute.jit
-    def __call__(  # noqa: PLR0913  # the tensors of a backward pass
+    def __call__(  # the tensors of a backward pass
         self,
         mQ: cute.Tensor,
         mK: cute.Tensor,
@@ -122,14 +122,12 @@ class BlackwellBackward:
             )
 
     @cute.kernel
-    def kernel(
-        self, moves: tuple[Tma, ...], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles
-    ) -> None:
+    def kernel(self, moves: tuple[Tma, ...], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles) -> None:
         """Allocate, and hand each warp to its role.
 
         No CTA of a pair signals the other before both have their barriers and tensor memory, and none leaves while the other may signal it.
         """
-        dK, dV, K, V, Q, dO, *more = moves
+        dK, dV, K, V, Q, dO = moves[:6]
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
@@ -161,8 +159,9 @@ class BlackwellBackward:
                     mma.run(c, c.work())
             elif warp == LOAD:
                 places = (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sQt, shared.sdOt, shared.sKt)
-                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims))  # noqa: B905  # the last three of a pair alone
-                load.run(c, c.work(), load.Sources(per_row.mLSE, per_row.mDelta, *(load.Source(*x, to, shape) for x, to, shape in loads)))
+                more = moves[6:] if const_expr(config.cta_pair) else (Q, dO, K)
+                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), strict=True)
+                load.run(c, c.work(), load.Sources(per_row.mLSE, per_row.mDelta, *(Source(*x, to, shape) for x, to, shape in loads)))
             elif warp == EPILOGUE:
                 epilogue.store(c, c.work(), dV, dK)
             elif warp == RELAY:

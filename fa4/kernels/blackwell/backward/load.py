@@ -17,7 +17,7 @@ from fa4.kernels.blackwell.forward.load import Source
 
 @dataclass(frozen=True)
 class Sources:
-    """Tensors in global memory and the tiles they fill, those of a pair last; ``mLSE`` and ``mDelta`` float32 (B, Hq, Sq rounded)."""
+    """Tensors in global memory and the tiles they fill; ``mLSE`` and ``mDelta`` float32 (B, Hq, Sq rounded). Only a pair uses the last three."""
 
     mLSE: cute.Tensor
     mDelta: cute.Tensor
@@ -25,9 +25,9 @@ class Sources:
     V: Source
     Q: Source
     dO: Source
-    Qt: Source | None = None
-    dOt: Source | None = None
-    Kt: Source | None = None
+    Qt: Source
+    dOt: Source
+    Kt: Source
 
 
 @cute.jit

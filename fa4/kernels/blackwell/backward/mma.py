@@ -39,8 +39,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Products:
-    """Operands, those of a pair's gradients last, and the instruction of S, which may negate K. Without a pair Qt is Q, and so on."""
+    """The instruction of S, which may negate K, and operands, those of a pair's gradients last. Without a pair Qt is Q, and so on."""
 
+    kq: Int32
     K: Operand
     V: Operand
     Q: Operand
@@ -49,7 +50,6 @@ class Products:
     dOt: Operand
     Kt: Operand
     dS: Operand
-    kq: Int32
 
 
 class State(NamedTuple):
@@ -87,7 +87,7 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
 
 @cute.jit
 def dvalues(c: Context, p: Products, state: State) -> None:
-    """dV += P^T dO, when P is there; then dO is free, where it came last."""
+    """DV += P^T dO, when P is there; then dO is free, where it came last."""
     b = c.barriers
     b.p_ready.wait(0, state.step & 1)
     if const_expr(c.config.cta_pair):
@@ -99,7 +99,7 @@ def dvalues(c: Context, p: Products, state: State) -> None:
 
 @cute.jit
 def dkeys(c: Context, p: Products, state: State) -> None:
-    """dK += dS^T Q; then Q is free."""
+    """DK += dS^T Q; then Q is free."""
     b = c.barriers
     if const_expr(c.config.cta_pair):
         b.qt_full.wait(0, state.step & 1)
@@ -122,7 +122,7 @@ def transposed(c: Context, columns: cutlass.Constexpr[tuple[int, int, int]], b: 
 
 @cute.jit
 def dqueries(c: Context, p: Products, state: State) -> None:
-    """dQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full."""
+    """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full."""
     how = Int32(instruction(c.dtype, TILE, padded_head_dim(c.head_dims[0]), b_along_rows=True, a_along_rows=True))
     c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
     with cute.arch.elect_one():
@@ -151,22 +151,21 @@ def run(c: Context, work: Work) -> None:
     Owns: S, dP, dQ (until others read them), dV and dK in tensor memory.
     Waits: k_full, v_full; q_full, do_full; p_ready before dV; ds_ready before dK and dQ; dq_empty before what overwrites dQ.
     Signals: s_full, dp_full, dq_full, q_empty, do_empty; at the end dv_full, dk_full; all by commit.
-    Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the last.
-    With D + Dv > 256 (``serial``) S, dV, dP, dK, dQ of one tile before the next.
+    Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
+    last. With D + Dv > 256 (``serial``) S, dV, dP, dK, dQ of one tile before the next.
 
-    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for moved before dQ; it signals qt_empty, dot_empty.
-    dQ of a tile comes after dP of the next, since half of dS is under way until then.
+    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for moved before dQ; it signals qt_empty and
+    dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
     """
     kq = Int32(instruction(c.dtype, c.tile_n, TILE))
     if const_expr(c.scalars.flip_q is not None):
         kq = kq | NEGATE_A if c.scalars.flip_q != 0 else kq
     shared, shapes = c.shared, tile_shapes(c.config, c.head_dims)
-    tiles = ((shared.sK, shapes.K), (shared.sV, shapes.V), (shared.sQ, shapes.Q), (shared.sdO, shapes.dO))
+    firsts = ((shared.sK, shapes.K), (shared.sV, shapes.V), (shared.sQ, shapes.Q), (shared.sdO, shapes.dO))
+    more, dS = (firsts[2], firsts[3], firsts[0]), (TILE, TILE)
     if const_expr(c.config.cta_pair):
-        tiles = (*tiles, (shared.sQt, shapes.Qt), (shared.sdOt, shapes.dOt), (shared.sKt, shapes.Kt), (shared.sdS, (c.tile_n, TILE // 2)))
-    else:
-        tiles = (*tiles, tiles[2], tiles[3], tiles[0], (shared.sdS, (TILE, TILE)))
-    p = Products(*(Operand.of(*tile) for tile in tiles), kq)
+        more, dS = ((shared.sQt, shapes.Qt), (shared.sdOt, shapes.dOt), (shared.sKt, shapes.Kt)), (c.tile_n, TILE // 2)
+    p = Products(kq, *(Operand.of(*tile) for tile in (*firsts, *more, (shared.sdS, dS))))
     if work.steps > 0:
         c.barriers.k_full.wait(0, 0)
         if const_expr(c.config.cta_pair):

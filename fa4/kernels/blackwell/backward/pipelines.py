@@ -12,10 +12,10 @@ What needs no barrier, since the tensor core works in order:
 
 - S of the next tile goes where P was: it is issued behind the product that reads P.
 - dS is written over the one before in tensor memory after ``dp_full``: dP was issued behind the product that reads dS there.
-- lse and delta of a tile are free when its Q is, for dK: that product is issued after ``ds_ready``, and so after the compute warps read them.
+- lse and delta of a tile are free when its Q is, for dK: that product is issued after ``ds_ready``, so after the compute warps read them.
 
-In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory: the
-bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits arrive in both. A pair has barriers of its own (``PAIRED``)::
+In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory:
+the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits arrive in both. A pair has barriers of its own, ``PAIRED``::
 
     load --qt_full dot_full kt_full-->  mma        halves of Q, dO, K along the other dimension
          <-qt_empty dot_empty---------
@@ -26,6 +26,7 @@ bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits arriv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import cutlass
@@ -74,7 +75,7 @@ JOINT = ("p_ready", "ds_ready", "dq_empty", "moved")
 
 @dataclass(frozen=True)
 class Barriers:
-    """The barriers of ``GRAPH``, and those of ``PAIRED``, None where there is no pair."""
+    """The barriers of ``GRAPH``, and those of ``PAIRED``, which do not exist without a pair."""
 
     k_full: Barrier
     v_full: Barrier
@@ -93,13 +94,13 @@ class Barriers:
     dk_full: Barrier
     dv_ready: Barrier
     dk_ready: Barrier
-    kt_full: Barrier | None = None
-    qt_full: Barrier | None = None
-    qt_empty: Barrier | None = None
-    dot_full: Barrier | None = None
-    dot_empty: Barrier | None = None
-    sent: Barrier | None = None
-    moved: Barrier | None = None
+    kt_full: Barrier
+    qt_full: Barrier
+    qt_empty: Barrier
+    dot_full: Barrier
+    dot_empty: Barrier
+    sent: Barrier
+    moved: Barrier
 
     @staticmethod
     def counts(config: BlackwellBackwardConfig) -> dict[str, list[int]]:
@@ -116,7 +117,7 @@ class Barriers:
         """Shared memory for all of them."""
         counts = Barriers.counts(config)
         start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
-        barriers, at = {}, 0
+        barriers, at = dict.fromkeys(PAIRED, Barrier(start)), 0
         for name, each in counts.items():
             barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT)
             at += len(each)
@@ -125,5 +126,5 @@ class Barriers:
     @cute.jit
     def initialise(self, config: cutlass.Constexpr[BlackwellBackwardConfig]) -> None:
         """By one thread, before any other uses them."""
-        for i, count in enumerate(sum(Barriers.counts(config).values(), [])):
+        for i, count in enumerate(chain.from_iterable(Barriers.counts(config).values())):
             cute.arch.mbarrier_init(self.k_full.start + i, count)

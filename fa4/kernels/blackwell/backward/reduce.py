@@ -21,8 +21,8 @@ MOST_COLUMNS = 128
 def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None, thread: Int32) -> None:
     """Add dQ of each query tile to the float32 accumulator.
 
-    Warps: four; a thread has a row, a warp a block of rows of its own, so that no warp waits for another. In a pair each CTA has half of the
-    rows, and two warps share a block, each with half of the columns.
+    Warps: four; a thread has a row, a warp a block of rows of its own, so that no warp waits for another. In a pair each CTA has half of
+    the rows, and two warps share a block, each with half of the columns.
     Owns: sdQ; dQ in tensor memory, from dq_full to dq_empty.
     Waits: dq_full; its own bulk copies, before it writes shared memory again. Deterministic: the block's semaphore.
     Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
@@ -43,7 +43,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
             if const_expr(mSemaphore is None):
                 add(c, (rows, warp, lane), step, None)
             else:
-                semaphore = mSemaphore[work.batch, head, None].iterator + block
+                semaphore = mSemaphore[work.batch, head, None].iterator + block  # type: ignore[index]  # mypy does not know const_expr
                 add(c, (rows, warp, lane), step, Turn(semaphore, turn(c, work, tile) * c.config.cluster))
                 with cute.arch.elect_one():
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
@@ -67,7 +67,7 @@ class Turn(NamedTuple):
 
 @cute.jit
 def turn(c: Context, work: Work, tile: Int32) -> Int32:
-    """How many key tiles add to a query tile before this one: those with smaller numbers in the order of the launch, so that they have begun."""
+    """How many key tiles add to a query tile before this one: those with smaller numbers in the order of the launch, which have begun."""
     keys = c.band.key_tiles(tile * TMEM_LANES, TMEM_LANES, c.tile_n)
     if const_expr(c.falling):
         return keys.end - 1 - work.key_tile
@@ -106,9 +106,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn:
 
 
 @cute.jit
-def send(
-    c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tuple[cute.Pointer, Int32, Int32], stage: Int32 | int
-) -> None:
+def send(c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tuple[cute.Pointer, Int32, Int32], stage: Int32 | int) -> None:
     """A chunk of columns through shared memory."""
     to, warp, lane = where
     chunk = backward_chunk(c.config, c.head_dims[0])
@@ -118,7 +116,8 @@ def send(
     staging = c.shared.sdQ[None, warp, stage]
     for column in cutlass.range_constexpr(0, chunk, VECTOR):
         source = cute.make_tensor(dQ.iterator + begin + column, cute.make_layout(VECTOR))
-        cute.autovec_copy(source, cute.make_tensor((staging.iterator + dq_offset(0, column, chunk) + lane * VECTOR).align(16), cute.make_layout(VECTOR)))
+        place = (staging.iterator + dq_offset(0, column, chunk) + lane * VECTOR).align(16)
+        cute.autovec_copy(source, cute.make_tensor(place, cute.make_layout(VECTOR)))
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
     with cute.arch.elect_one():

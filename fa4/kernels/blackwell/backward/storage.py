@@ -5,9 +5,9 @@ Tensor memory (512 columns of 128 lanes x 32 bits), a lane for each of the CTA's
     0        128       256                             384                             512
     | dV      | dK      | S: P . P .                    | dP: dS . dS .    dQ over it  |
 
-S and dP are computed transposed, keys by queries, so that P^T and dS^T are operands where they lie: dV += P^T dO, dK += dS^T Q. Each of the two
-compute warpgroups has 64 queries, 64 columns, of which P, in 16 bits, takes 32 and leaves the others unused: no warpgroup writes where another
-one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0 to 63, the second half of their columns in the other lanes::
+S and dP are computed transposed, keys by queries, so that P^T and dS^T are operands where they lie: dV += P^T dO, dK += dS^T Q. Each of the
+two compute warpgroups has 64 queries, 64 columns, of which P, in 16 bits, takes 32 and leaves the others unused: no warpgroup writes where
+another one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0 to 63, the second half of their columns in the others::
 
     | dV      | dK      | S: P dQ  dQ P                 | dP: dS . . dS                |
 """
@@ -38,18 +38,19 @@ class Shapes(NamedTuple):
 
 
 def tile_shapes(config: BlackwellBackwardConfig, head_dims: tuple[int, int]) -> Shapes:
-    """Of a pair each CTA has half of the operands that both multiply by: rows of Q and dO for S and dP, columns of Q, dO, K for the gradients."""
+    """Of a pair each CTA has half of the operands that both multiply by: rows of Q and dO for S and dP, columns for the gradients."""
     (d, dv), n, half = map(padded_head_dim, head_dims), TMEM_LANES, TMEM_LANES // config.cluster
     return Shapes((n, d), (n, dv), (half, d), (half, dv), (n, d // 2), (n, dv // 2), (2 * n, d // 2))
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Tiles of ``tile_shapes`` in shared memory, the last mode of each the slot; ``sQt``, ``sdOt``, ``sKt`` are ``sQ``, ``sdO``, ``sK`` without a pair.
+    """Tiles of ``tile_shapes`` in shared memory, the last mode of each the slot.
 
-    ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the queries of each compute warpgroup; in a pair the keys of each CTA, with this
-    CTA's half of the queries, and a third part, to be sent to the other CTA. ``sLSE`` and ``sDelta`` are float32 (queries, slot); ``sdQ`` float32
-    (floats of a warp's chunk, warp, 2), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V were.
+    Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
+    queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
+    the other CTA. ``sLSE`` and ``sDelta`` are float32 (queries, slot); ``sdQ`` float32 (floats of a warp's chunk, warp, 2), in the order of
+    ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V were.
     """
 
     barriers: Barriers
