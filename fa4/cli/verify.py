@@ -45,9 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.peer:
         return _run_peer(arguments)
-    print(
-        f"{arguments.direction}, {arguments.dtype}, {arguments.arch} on the virtual GPU, {arguments.schedule} schedule, seed {arguments.seed}"
-    )
+    print(f"{arguments.direction}, {arguments.dtype}, {arguments.arch} on the virtual GPU,", end=" ")
+    print(f"{arguments.schedule} schedule, seed {arguments.seed}")
     print(f"lengths (Sq, Sk): {', '.join(map(str, _LENGTHS))}; {_HEADS[0]} query heads to {_HEADS[1]} key head")
     rows = []
     wrong = 0

@@ -18,7 +18,12 @@ from golden import write  # noqa: E402
 
 
 def main():
-    modules = {"ampere": "test_forward_code", "auxiliary": "test_auxiliary_code", "blackwell": "test_blackwell_code", "blackwell-backward": "test_backward_code"}
+    modules = {
+        "ampere": "test_forward_code",
+        "auxiliary": "test_auxiliary_code",
+        "blackwell": "test_blackwell_code",
+        "blackwell-backward": "test_backward_code",
+    }
     tests = import_module(modules[sys.argv[1]])
     only_default = "default" in sys.argv[2:]
     facts = {}

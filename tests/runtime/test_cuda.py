@@ -219,7 +219,9 @@ def test_an_architecture_that_is_not_the_device_s_is_refused(devices):
 def test_a_gradient_is_refused_before_anything_happens(devices):
     q, k, v = inputs_on(0)
     q.requires_grad_()
-    with pytest.raises(fa4.UnsupportedError, match=r"backend='cuda': no backward kernel for sm_80 .*backend 'cpu' serves this.*torch.no_grad"):
+    with pytest.raises(
+        fa4.UnsupportedError, match=r"backend='cuda': no backward kernel for sm_80 .*backend 'cpu' serves this.*torch.no_grad"
+    ):
         fa4.attention(q, k, v)
     assert (devices.calls, devices.asked, devices.allocated) == ([], [("capability", 0)], [])
     with torch.no_grad():
