@@ -375,8 +375,9 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
 
 
 def backward_chunk(config: BlackwellBackwardConfig, head_dim: int) -> int:
-    """Columns of dQ that a warp adds at a time: a pair has no room for more."""
-    return 16 if config.cta_pair or padded_head_dim(head_dim) % 32 else 32
+    """Columns of dQ that a warp adds at a time: all 64 of D 64; from D 96 on there is no room for so many, and less in a pair."""
+    d = padded_head_dim(head_dim)
+    return 64 if d == 64 and not config.cta_pair else 32 if d % 32 == 0 and not config.cta_pair else 16
 
 
 def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:

@@ -116,7 +116,7 @@ def test_nothing_beside_the_outputs_is_written():
 # The order of sums
 
 SCHEDULES = [("round_robin", 0, "early"), ("priority", 1, "late"), ("priority", 2, "early"), ("priority", 3, "late"), ("random", 4, "late")]
-SHAPE = AttentionShape(1, 130, 600, 1, 1, 64)
+SHAPE = AttentionShape(1, 100, 600, 1, 1, 64)
 
 
 def sums(schedule, shape=SHAPE, options=PLAIN, configure=single, deterministic=True, edit=None):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
@@ -35,33 +37,53 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has
     read it, here and there, and so that dS had arrived.
     """
-    slot, step = Slot(Int32(0), Int32(0)), Int32(0)
+    at = State(Slot(Int32(0), Int32(0)), Int32(0))
+    tiles, who = work.tiles, (half, thread)
     for _ in cutlass.range(work.group, unroll=1):
-        for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
-            c.barriers.row_full.wait(slot.index, slot.phase)
-            P = probabilities(c, work, (half, thread), tile, slot.index, step)
-            dscores(c, P, (half, thread), slot.index, step)
-            slot = following(slot, c.config.row_slots)
-            step = step + 1
+        for tile in cutlass.range(tiles.begin, tiles.full_begin, unroll=1):
+            at = visit(c, work, who, tile, at, True)
+        for tile in cutlass.range(tiles.full_begin, tiles.full_end, unroll=1):
+            at = visit(c, work, who, tile, at, False)
+        if const_expr(work.queries.right_limit is not None):
+            for tile in cutlass.range(tiles.full_end, tiles.end, unroll=1):
+                at = visit(c, work, who, tile, at, True)
+
+
+class State(NamedTuple):
+    """The slot of a tile's lse and delta, and its number."""
+
+    slot: Slot
+    step: Int32
 
 
 @cute.jit
-def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, slot: Int32, step: Int32) -> cute.Tensor:
-    """P of this thread to tensor memory; returns P in float32, with softcap times the slope of the capping."""
+def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: State, masked: cutlass.Constexpr[bool]) -> State:
+    """One query tile; returns what comes next."""
+    c.barriers.row_full.wait(at.slot.index, at.slot.phase)
+    c.barriers.s_full.wait(0, at.step & 1)
+    P = probabilities(c, work, who, tile, at.slot.index, masked)
+    c.barriers.p_ready.arrive(0)
+    dscores(c, P, who, at.slot.index, at.step)
+    return State(following(at.slot, c.config.row_slots), at.step + 1)
+
+
+@cute.jit
+def probabilities(
+    c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, slot: Int32, masked: cutlass.Constexpr[bool]
+) -> cute.Tensor:
+    """P of this thread to tensor memory; returns it in float32, with softcap times the slope of the capping."""
     half, thread = who
     address, to = c.tmem + c.columns.S + half * QUERIES, c.tmem + c.columns.S + half * c.columns.second
-    S = cute.make_rmem_tensor(QUERIES, Float32)
-    c.barriers.s_full.wait(0, step & 1)
-    load_columns(address, S, thread)
-    masked = tile < work.tiles.full_begin or tile >= work.tiles.full_end
+    P = cute.make_rmem_tensor(QUERIES, Float32)
+    load_columns(address, P, thread)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
-        part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
+        part = cute.make_tensor(P.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
         slope = cute.make_rmem_tensor(CHUNK, Float32)
         if const_expr(c.scalars.gain is not None):
             for i in cutlass.range_constexpr(CHUNK):
                 part[i] = capped(part[i], c.scalars.gain)
                 slope[i] = 1.0 - 4.0 * part[i] * part[i]
-        if masked:
+        if const_expr(masked):
             hide(c, work, thread, tile * TMEM_LANES + half * QUERIES + chunk * CHUNK, part)
         lse, scale = statistic(c.shared.sLSE, half, chunk, slot), c.scalars.scale_log2
         for i in cutlass.range_constexpr(0, CHUNK, 2):
@@ -72,8 +94,7 @@ def probabilities(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32,
             for i in cutlass.range_constexpr(0, CHUNK, 2):
                 part[i], part[i + 1] = cute.arch.mul_packed_f32x2((part[i], part[i + 1]), (slope[i], slope[i + 1]))
     cute.arch.fence_view_async_tmem_store()
-    c.barriers.p_ready.arrive(0)
-    return S
+    return P
 
 
 @cute.jit

@@ -96,15 +96,31 @@ class Context:
         first_key = key_tile * self.tile_n + self.rank * TMEM_LANES
         queries = transposed(self.band)
         found = queries.key_tiles(key_tile * self.tile_n, self.tile_n, TMEM_LANES)
-        if const_expr(self.config.cta_pair):
-            found = queries.full_for(found, first_key, TMEM_LANES, TMEM_LANES)
-        end, full_end = found.end, found.full_end
+        begin, end = found.begin, found.end
         if const_expr(self.tiles.limits.left is not None and self.tiles.limits.right is not None):
             if Int32(self.tiles.limits.right) <= self.tiles.limits.left:  # no query sees a key, though some tile may look as if
-                end = found.begin
-        if first_key + TMEM_LANES > self.seqlens[1]:  # keys beyond the last are hidden, too
-            full_end = found.full_begin
-        return Work(key_tile, first_key, head, batch, self.tiles.group, queries, KeyTiles(found.begin, found.full_begin, full_end, end))
+                end = begin
+        tiles = unmasked(queries, begin, end, first_key)
+        return Work(key_tile, first_key, head, batch, self.tiles.group, queries, tiles)
+
+
+@cute.jit
+def unmasked(queries: Band, begin: Int32, end: Int32, first_key: Int32) -> KeyTiles:
+    """The query tiles from ``begin`` to ``end``, and which of them need no mask for the keys from ``first_key`` on.
+
+    Those whose queries all see all of the keys. Queries that do not exist need none, since their lse is +inf; where a key does not exist
+    all tiles need one.
+    """
+    seqlen_k, seqlen_q = queries.seqlen_q, queries.seqlen_k
+    first_end = queries.end_key(first_key)
+    full_end = end if first_end >= seqlen_q else first_end // TMEM_LANES
+    full_begin = cute.ceil_div(queries.first_key(min(first_key + TMEM_LANES, seqlen_k) - 1), TMEM_LANES)
+    full_end = min(max(full_end, begin), end)
+    full_begin = min(max(full_begin, begin), full_end)
+    if first_key + TMEM_LANES > seqlen_k:
+        full_begin = end
+        full_end = end
+    return KeyTiles(begin, full_begin, full_end, end)
 
 
 @cute.jit

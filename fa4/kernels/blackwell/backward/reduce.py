@@ -49,8 +49,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
                     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
             step = step + 1
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
+    cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
 def columns_of(c: Context) -> int:
@@ -110,14 +109,12 @@ def send(c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tupl
     """A chunk of columns through shared memory."""
     to, warp, lane = where
     chunk = backward_chunk(c.config, c.head_dims[0])
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(1, read=True)
+    cute.arch.cp_async_bulk_wait_group(1, read=True)  # of the lane that has any
     cute.arch.sync_warp()
-    staging = c.shared.sdQ[None, warp, stage]
-    for column in cutlass.range_constexpr(0, chunk, VECTOR):
-        source = cute.make_tensor(dQ.iterator + begin + column, cute.make_layout(VECTOR))
-        place = (staging.iterator + dq_offset(0, column, chunk) + lane * VECTOR).align(16)
-        cute.autovec_copy(source, cute.make_tensor(place, cute.make_layout(VECTOR)))
+    staging = c.shared.sdQ[None, None, None, warp, stage]
+    for group in cutlass.range_constexpr(chunk // VECTOR):
+        source = cute.make_tensor(dQ.iterator + begin + group * VECTOR, cute.make_layout(VECTOR))
+        cute.autovec_copy(source, staging[None, lane, group])
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
     with cute.arch.elect_one():

@@ -23,6 +23,7 @@ from cutlass import Float32, Int32, memory
 from fa4.config import TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, padded_head_dim
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
 from fa4.kernels.blackwell.forward.storage import tiles
+from fa4.kernels.common.dq_layout import VECTOR
 
 
 class Shapes(NamedTuple):
@@ -49,8 +50,8 @@ class Shared:
 
     Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
-    the other CTA. ``sLSE`` and ``sDelta`` are float32 (queries, slot); ``sdQ`` float32 (floats of a warp's chunk, warp, 2), in the order of
-    ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V were.
+    the other CTA. ``sLSE`` and ``sDelta`` are float32 (queries, slot); ``sdQ`` float32 (columns, row, group of columns, warp, 2), in the
+    order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V were.
     """
 
     barriers: Barriers
@@ -83,5 +84,7 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     sK, sV, sQ, sdO = tile(shapes.K), tile(shapes.V), tile(shapes.Q, config.stages), tile(shapes.dO)
     sdS = tile((TMEM_LANES * (config.cluster + 1 if config.cta_pair else 2), TMEM_LANES // 2))
     others = (tile(shapes.Qt), tile(shapes.dOt), tile(shapes.Kt)) if config.cta_pair else (sQ, sdO, sK)
-    sdQ = allocator.allocate_tensor(Float32, cute.make_layout((WARP * backward_chunk(config, head_dims[0]), WARPS, 2)), 128)
+    sdQ = allocator.allocate_tensor(
+        Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, head_dims[0]) // VECTOR, WARPS, 2)), 128
+    )
     return Shared(barriers, address, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
