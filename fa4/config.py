@@ -246,13 +246,13 @@ def blackwell_columns(config: BlackwellForwardConfig, head_dim_v: int) -> Column
 
 
 def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
-    """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V (of a pair each has half a tile), and O."""
+    """Shared memory of one CTA: barriers (1 KB), row statistics, Q, the ring of K and V (of a pair each has half a tile), and O."""
     d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
     output = 0 if config.o_over_q else rows * dv
-    keys = config.tile_n // config.cluster
-    size = 3072 + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
+    keys, rest = config.tile_n // config.cluster, 1024 * (1 + config.q_tiles)
+    size = rest + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
     arithmetic = (
-        f"3072 + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
+        f"{rest} + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
         f"= {size} bytes"
     )
     return SharedMemory(size, arithmetic)

@@ -74,7 +74,7 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
     semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
 
-    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), deterministic, arch)
+    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), arch, deterministic)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
     execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
 
