@@ -47,7 +47,7 @@ class Settings:
     vgpu_seed: int = 0
     vgpu_schedule: Literal["round_robin", "random", "priority"] = "round_robin"
     vgpu_delay: Literal["late", "early"] = "late"
-    vgpu_checks: Literal["basic", "hazards", "isa"] = "basic"
+    vgpu_checks: Literal["basic", "hazards", "isa"] = "hazards"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -246,13 +246,13 @@ def blackwell_columns(config: BlackwellForwardConfig, head_dim_v: int) -> Column
 
 
 def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
-    """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V (of a pair each has half a tile), and O."""
+    """Shared memory of one CTA: barriers (1 KB), row statistics, Q, the ring of K and V (of a pair each has half a tile), and O."""
     d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
     output = 0 if config.o_over_q else rows * dv
-    keys = config.tile_n // config.cluster
-    size = 3072 + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
+    keys, rest = config.tile_n // config.cluster, 1024 * (1 + config.q_tiles)
+    size = rest + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
     arithmetic = (
-        f"3072 + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
+        f"{rest} + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
         f"= {size} bytes"
     )
     return SharedMemory(size, arithmetic)
@@ -275,12 +275,16 @@ def check_blackwell_forward(config: BlackwellForwardConfig, head_dim: int, head_
             raise UnsupportedError("config", config, reason, "use fewer stages, o_over_q, or no pair")
 
 
+# The least that a kernel can do with. Constants, since torch.compile traces what says no to a request, and cannot make a config.
+_LEAST_FORWARD = BlackwellForwardConfig(stages=2, o_over_q=True)
+
+
 def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell forward kernel does not serve these head dims, with the arithmetic; None where it does."""
-    columns = blackwell_columns(BlackwellForwardConfig(stages=2), head_dim_v)
+    columns = blackwell_columns(_LEAST_FORWARD, head_dim_v)
     if columns.end > TMEM_COLUMNS:
         return f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}"
-    need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=2, o_over_q=True), head_dim, head_dim_v)
+    need = blackwell_forward_shared_memory(_LEAST_FORWARD, head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
 
@@ -411,11 +415,14 @@ def check_blackwell_backward(config: BlackwellBackwardConfig, head_dim: int, hea
             raise UnsupportedError("config", config, reason, "use fewer stages, or no pair")
 
 
+_LEAST_BACKWARD = BlackwellBackwardConfig(stages=1), BlackwellBackwardConfig(stages=2)
+
+
 def blackwell_backward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell backward kernel does not serve these head dims, with the arithmetic; None where it does."""
-    stages = 1 if backward_columns(head_dim, head_dim_v).serial else 2
+    least = _LEAST_BACKWARD[0 if backward_columns(head_dim, head_dim_v).serial else 1]
     try:
-        check_blackwell_backward(BlackwellBackwardConfig(stages), head_dim, head_dim_v)
+        check_blackwell_backward(least, head_dim, head_dim_v)
     except UnsupportedError as error:
         return error.rule
     return None

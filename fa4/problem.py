@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fa4.errors import ArgumentError, DtypeError
 
@@ -17,6 +17,7 @@ Direction = Literal["forward", "backward"]
 
 # What a kernel does: a direction's main work, or what a backward needs before and after it.
 Operation = Literal["forward", "backward", "preprocess", "postprocess"]
+OPERATIONS: tuple[str, ...] = get_args(Operation)
 
 WindowSize = Sequence["int | None"]
 
@@ -49,7 +50,7 @@ class AttentionProblem:
     @classmethod
     def of(
         cls,
-        direction: Direction,
+        direction: Operation,
         dtype: object,
         head_dims: tuple[int, int],
         bounds: tuple[int | None, int | None],
@@ -118,7 +119,7 @@ def _bound(entry: int | None, window_size: WindowSize) -> int | None:
 
 def problem_class(
     *,
-    direction: Direction,
+    direction: Operation,
     dtype: object,
     head_dim: int,
     head_dim_v: int | None,
@@ -126,15 +127,18 @@ def problem_class(
     window_size: WindowSize,
     softcap: float,
     deterministic: bool,
+    operations: tuple[str, ...] = get_args(Direction),
 ) -> AttentionProblem:
     """The problem of a request described by the arguments of ``fa4.attention``; ``head_dim_v`` None is ``head_dim``.
+
+    ``direction`` is one of ``operations``.
 
     Raises:
         ArgumentError: an unknown direction, a window of wrong arity, a softcap that is negative or not finite.
         DtypeError: an argument of the wrong type.
     """
-    if direction not in ("forward", "backward"):
-        raise ArgumentError("direction", direction, "is unknown", "use 'forward' or 'backward'")
+    if direction not in operations:
+        raise ArgumentError("direction", direction, "is unknown", f"use {' or '.join(map(repr, operations))}")
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -16,7 +16,7 @@ from fa4.inspection.code import Loop, MachineCode, SourceCount, machine_code
 from fa4.inspection.histogram import Histogram
 from fa4.inspection.resources import Resources, resources
 from fa4.inspection.text import comparison_table, histogram_table, resource_table
-from fa4.problem import Direction, WindowSize, problem_class
+from fa4.problem import OPERATIONS, Operation, WindowSize, problem_class
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,13 +156,14 @@ def inspect(
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
     deterministic: bool = False,
-    direction: Direction = "forward",
+    direction: Operation = "forward",
     arch: str,
 ) -> Report:
     """What a class of requests is compiled to on an architecture, for example "sm_80". No GPU is needed.
 
-    The arguments are those of ``fa4.supports``; of ``softcap`` and ``window_size`` only the presence matters. The kernel comes from the
-    compile cache, or is compiled now, together with its line table.
+    The arguments are those of ``fa4.supports``; of ``softcap`` and ``window_size`` only the presence matters. ``direction`` may also be
+    "preprocess" (by the head dim of v) or "postprocess", what a backward launches around its main kernel. The kernel comes from the compile
+    cache, or is compiled now, together with its line table.
 
     Raises:
         ArgumentError: one of its children: an argument is malformed, or there is no kernel for the request.
@@ -178,6 +179,7 @@ def inspect(
         window_size=window_size,
         softcap=softcap,
         deterministic=deterministic,
+        operations=OPERATIONS,
     )
     support = dispatch.kernel_support(problem, arch)
     if not support:

@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fa4 import tuning
 from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
-from fa4.config import ROW_TILE, PostprocessConfig, PreprocessConfig, padded_head_dim
+from fa4.config import ROW_TILE, padded_head_dim
 from fa4.kernels.common.dq_layout import BLOCK_ROWS
-from fa4.problem import AttentionOptions, AttentionProblem, dtype_name
+from fa4.problem import AttentionOptions
 from fa4.runtime.forward import Scalar, compiled_for, numbers, options_class
 from fa4.runtime.tensors import dense_operand, kernel_operand
 
@@ -70,13 +71,13 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     lse_log2, delta = (q.new_empty((batch, heads, rounded), dtype=torch.float32) for _ in range(2))
     sums, blocks = batch * heads * rounded * columns, batch * heads * rounded // BLOCK_ROWS
     zeros = q.new_empty(sums + blocks * deterministic, dtype=torch.float32)
-    dq_sums, semaphores = zeros[:sums], zeros[sums:].view(torch.int32).view(batch, heads, -1) if deterministic else None
+    dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
+    semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
 
-    problem = AttentionProblem("preprocess", dtype_name(q.dtype), v.shape[3], v.shape[3])
-    before = get(problem, PreprocessConfig(dlse=saved.dlse is not None), arch)
-    execute(before, (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
+    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), arch, deterministic)
+    before, after = tuning.around_backward(problem, saved.dlse is not None)
+    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
 
-    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), deterministic, arch)
     dk, dv = (x.new_empty(x.shape) for x in (k, v))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
     updated = dq_sums.view(batch, heads, rounded, columns), semaphores
@@ -85,6 +86,5 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     dq = None
     if saved.needed[0]:
         dq = q.new_empty(q.shape)
-        problem = AttentionProblem("postprocess", dtype_name(q.dtype), head_dim, head_dim)
-        execute(get(problem, PostprocessConfig(), arch), (dq_sums,), (dq,), (options.softmax_scale,))
+        execute(get(*after, arch), (dq_sums,), (dq,), (options.softmax_scale,))
     return dq, dk if saved.needed[1] else None, dv if saved.needed[2] else None

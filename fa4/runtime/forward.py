@@ -35,7 +35,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         CompileError, UnsupportedError: there is no kernel for this request.
     """
     batch, seqlen_q, heads, head_dim = q.shape
-    _, seqlen_k, _, head_dim_v = v.shape
+    _, seqlen_k, heads_kv, head_dim_v = v.shape
     out = q.new_empty((batch, seqlen_q, heads, head_dim_v))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
     rows = batch * heads * seqlen_q
@@ -44,7 +44,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     if seqlen_q + seqlen_k > MAX_INT32 - 1024 or rows > MAX_INT32:
         rule = "Sq + Sk and B * Hq * Sq must stay below 2**31"
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
-    problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), False, arch)
+    queries = tuning.Queries.of(seqlen_q, heads // heads_kv)
+    problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), arch, queries=queries)
     execute(get(problem, config, arch), (kernel_operand(q), kernel_operand(k), kernel_operand(v)), (out, lse), numbers(problem, options))
     return out, lse
 
@@ -72,8 +73,9 @@ def compiled_for(
     dtype: torch.dtype,
     head_dims: tuple[int, int],
     options: tuple[tuple[int | None, int | None], bool],
-    deterministic: bool,
     arch: str,
+    deterministic: bool = False,
+    queries: tuning.Queries = tuning.LONG,
 ) -> tuple[AttentionProblem, Any]:
     """Problem class and configuration of a request; ``options`` as ``options_class`` has them.
 
@@ -81,4 +83,4 @@ def compiled_for(
     """
     bounds, softcap = options
     problem = AttentionProblem.of(direction, dtype, head_dims, bounds, float(softcap), deterministic)
-    return problem, tuning.config(problem, get_arch(arch))
+    return problem, tuning.config(problem, get_arch(arch), queries)

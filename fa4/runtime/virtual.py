@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -25,15 +26,38 @@ from fa4.runtime.forward import Scalar
 from fa4.runtime.tensors import HostTensor, extent
 from fa4.vgpu import Gpu, Program
 from fa4.vgpu.driver import Driver, LaunchRequest
+from fa4.vgpu.sums import Sums
 
 _STREAM = 0
+_sums: ContextVar[list[Sums] | None] = ContextVar("fa4_sums", default=None)
 
 
 def gpu_from_settings(arch: str) -> Gpu:
     """A virtual GPU with the seed, the schedule, the delay and the checks that the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    return Gpu(arch, seed=settings.vgpu_seed, **how)
+    gpu = Gpu(arch, seed=settings.vgpu_seed, **how)
+    gpu.sums = _sums.get()
+    return gpu
+
+
+@contextmanager
+def recorded_sums() -> Iterator[list[Sums]]:
+    """In the block, what every launch of ``fa4.attention`` adds up in global memory, see ``fa4.vgpu.sums``; ``about`` is a ``Launched``."""
+    sums: list[Sums] = []
+    token = _sums.set(sums)
+    try:
+        yield sums
+    finally:
+        _sums.reset(token)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What was launched, and the shapes of the tensors it was given, in order."""
+
+    artifact: Artifact
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:
@@ -78,12 +102,14 @@ def run(
             tensor.fill_(torch.nan)  # what the kernel leaves out shows
     tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs)]
     regions = [
-        region(tensor.__dlpack__(), "inputs" if i < len(inputs) else "outputs", i >= len(inputs))
+        region(tensor.__dlpack__(), f"{'input' if i < len(inputs) else 'output'} {i}", i >= len(inputs))
         for i, tensor in enumerate(tensors)
         if tensor is not None
     ]
     with registered(gpu, regions), driver.raising():
         function(*(None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+    for sums in gpu.sums or ():
+        sums.about = sums.about or Launched(artifact, tuple(() if x is None else tuple(x.shape) for x in tensors))
 
 
 def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fa4.vgpu.choices import Minimal, minimise
 from fa4.vgpu.errors import (
     BarrierError,
     DataRaceError,
@@ -30,6 +31,7 @@ from fa4.vgpu.errors import (
     Place,
     ProxyFenceError,
     PtxSyntaxError,
+    TensorFenceError,
     TensorMapError,
     TensorMemoryError,
     TrapError,
@@ -54,6 +56,7 @@ __all__ = [
     "LaunchError",
     "MatrixDescriptorError",
     "MemoryFaultError",
+    "Minimal",
     "MisalignedError",
     "Observer",
     "OutOfBoundsError",
@@ -64,6 +67,7 @@ __all__ = [
     "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
+    "TensorFenceError",
     "TensorMapError",
     "TensorMemoryError",
     "TrapError",
@@ -71,6 +75,7 @@ __all__ = [
     "UnsupportedInstructionError",
     "VgpuError",
     "attach",
+    "minimise",
     "torch_cuda",
 ]
 

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from fa4.vgpu import isa
 from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
-from fa4.vgpu.hazards import SITE_NAMES, Sites, register_bit
+from fa4.vgpu.hazards import SITE_NAMES, Sites
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+from fa4.vgpu.tensor_order import register_bit
 from fa4.vgpu.warpgroup import Multiplications
 
 Array = npt.NDArray[Any]
@@ -148,6 +149,7 @@ class Emitter:
     temporaries: int = 0
     constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
     used: set[Register] = field(default_factory=set)
+    touched: tuple[set[Register], set[Register]] = field(default_factory=lambda: (set(), set()))
 
     # Lines and names
 
@@ -253,10 +255,10 @@ class Emitter:
         read = self.sites.loads.intersection(op.read())
         if op.name == "mov" and read:
             rows, to = (self.fixed(sum(register_bit(r) for r in registers)) for registers in (read, written))
-            self.line(f"if g.cta.hazards.loading: g.cta.hazards.load_moved(g, {rows}, {to})")
+            self.line(f"if g.cta.hazards.tensor.loading: g.cta.hazards.tensor.moved(g, {rows}, {to})")
         elif read - self.used:
             rows = self.fixed(sum(register_bit(r) for r in read - self.used))
-            self.line(f"if g.cta.hazards.loading: g.cta.hazards.loaded(g, {rows})")
+            self.line(f"if g.cta.hazards.tensor.loading: g.cta.hazards.tensor.used(g, {rows})")
             self.used |= read
         self.used -= written
 
@@ -332,16 +334,35 @@ class Emitter:
 
     def check_multiplications(self, op: Op) -> None:
         """What wgmma instructions on their way use may not be touched, except by other wgmma instructions, which run in order."""
-        if op.name == "wgmma" or not self.watch.results:
+        if not self.watch.results:
+            return
+        if op.name == "wgmma":
+            self.tell_touched()
             return
         read = self.watch.results.intersection(op.read())
         written = (self.watch.results | self.watch.factors).intersection(op.written())
         if read or written:
-            rows = (self.fixed(np.array([r.index for r in registers], int)) for registers in (read, written))
-            if "pending" not in self.namespace:
-                self.namespace["pending"] = None  # said once a block
-                self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
-            self.line(f"if pending.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
+            rows = (_rows(self, registers) for registers in (read, written))
+            self.line(f"if {self.pending()}.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
+            if self.sites is not None:
+                self.touched[0].update(read)
+                self.touched[1].update(written)
+                if op.guard is not None:
+                    self.tell_touched()
+
+    def pending(self) -> str:
+        """The multiplications of the CTA, by a name that is assigned once a block."""
+        if "pending" not in self.namespace:
+            self.namespace["pending"] = None
+            self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
+        return "pending"
+
+    def tell_touched(self) -> None:
+        """Registers that were read and written since this was last told: a wgmma that uses them needs a wgmma.fence first."""
+        if any(self.touched):
+            self.line(f"{self.pending()}.touch(g, {_rows(self, self.touched[0])}, {_rows(self, self.touched[1])}, {self.masked})")
+            for registers in self.touched:
+                registers.clear()
 
     def check(self, op: Op, where: tuple[int, int]) -> None:
         """Watched registers that the op reads: the guard in all lanes, others in those where the guard holds."""
@@ -402,12 +423,19 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
             emitter.position = positions[0]
             emitter.mask = emitter.base_mask
             isa.emit_group(emitter, [block.ops[p] for p in positions])
+    emitter.mask = emitter.base_mask
+    emitter.tell_touched()
     if block.end is not None:
         emitter.position = len(block.ops)
         emitter.begin(block.end)
         emitter.check(block.end, (index, len(block.ops)))
         emitter.site(block.end)
         isa.emit_end(emitter, block.end)
+
+
+def _rows(e: Emitter, registers: set[Register] | frozenset[Register]) -> str:
+    """The rows of some registers, as an array."""
+    return e.fixed(np.array(sorted(r.index for r in registers), int))
 
 
 def sources(e: Emitter, operands: Sequence[Operand], type_: str) -> list[str]:

@@ -13,7 +13,6 @@ A warp counts as one agent: races between its lanes are not looked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu import descriptor
-from fa4.vgpu.clocks import SITES, Clocks, Conflict, Shadow, joined
+from fa4.vgpu.clocks import EXECUTION, PROXY, SITES, Clocks, Conflict, Shadow
 from fa4.vgpu.errors import DataRaceError, ProxyFenceError
 from fa4.vgpu.global_hazards import Foreign
 from fa4.vgpu.memory import FaultError
+from fa4.vgpu.tensor_order import TensorOrder
 
 if TYPE_CHECKING:
     from fa4.vgpu.cluster import Cluster
@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-TENSOR_COLUMNS = 512
-QUADRANT = 32
-LOADS_OF_WARP, STORES_OF_WARP = "tcgen05.ld of warp", "tcgen05.st of warp"
 _STREAMS_PER_WARP, _STREAMS_PER_CTA = 4, 32
-_EVERYTHING = 2**31 - 1
 
 SITE_NAMES = frozenset(
     ["ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mbarrier", "tcgen05", "wgmma", "bar", "barrier", "fence", "membar"]
@@ -109,18 +105,16 @@ class Hazards:
         ctas, self.warp_count = len(cluster.ctas), -(-launch.threads // 32)
         self.warps = ctas * self.warp_count
         agents = ctas * (self.warp_count * (1 + _STREAMS_PER_WARP) + _STREAMS_PER_CTA)
-        self.clocks = Clocks(agents)
+        self.clocks = Clocks(agents, fences=self.strict)
         self.streams: dict[tuple[int, Any], int] = {}
         self.names: dict[int, str] = {}
         self.shared = [Shadow(-(-launch.shared_bytes >> self.shift), agents) for _ in range(ctas)]
-        self.tensor: dict[int, Shadow] = {}
+        self.tensor = TensorOrder(self)
         self.touched = np.zeros((ctas, agents), np.int32)
         self.left: dict[int, Array] = {}
         self.fenced: dict[int, Array] = {}
-        self.freed: Array | None = None
         self.wrote: set[int] = set()  # warps, since their last proxy fence
         self.fresh: dict[int, list[Mbarrier]] = {}  # that warps made since their last fence
-        self.loading: dict[int, list[tuple[int, int]]] = {}
         self.foreign = Foreign(self, launch.order)
         self.lanes = np.repeat(np.arange(self.warps), 32)
 
@@ -159,7 +153,7 @@ class Hazards:
 
     def follow(self, agent: int, clock: Array, site: int) -> None:
         """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new."""
-        if site not in self.sites.effective and (clock > self.clocks.known[agent]).any():
+        if site not in self.sites.effective and self.clocks.learns(agent, clock):
             self.sites.effective.add(site)
         self.clocks.join(agent, clock)
 
@@ -246,7 +240,7 @@ class Hazards:
         Raises:
             FaultError: something is not.
         """
-        known = self.left[cta.rank][2]
+        known = self.left[cta.rank][EXECUTION]
         late = self.touched[cta.rank] > known
         own = slice(cta.rank * self.warp_count, (cta.rank + 1) * self.warp_count)
         late[own] = False
@@ -379,9 +373,7 @@ class Hazards:
         agent, known, stamp = who
         conflict = shadow.conflict(cells, agent, known, write)
         if conflict is not None:
-            tensor = any(shadow is other for other in self.tensor.values())
-            where = _tensor_cell(conflict.cell) if tensor else f"byte {conflict.cell << self.shift:#x}"
-            raise self.race(f"{where} of {what}", write, conflict)
+            raise self.race(f"byte {conflict.cell << self.shift:#x} of {what}", write, conflict)
         if write:
             shadow.write(cells, agent, stamp)
         else:
@@ -395,7 +387,7 @@ class Hazards:
         """
         shadow = self.shared[cta.rank]
         writers, stamps = shadow.writer[cells], shadow.written[cells]
-        bad = (writers < self.warps) & (stamps > issued[1].take(writers))
+        bad = (writers < self.warps) & (stamps > issued[PROXY].take(writers))
         if bad.any():
             i = int(bad.argmax())
             cell = cells.start + i if isinstance(cells, slice) else int(cells[i])
@@ -407,106 +399,6 @@ class Hazards:
         """Cells of a matrix operand; ``quarter``: of rows 16 q to 16 q + 15 only."""
         return operand_cells(descriptors, blackwell, operand, self.shift, quarter)
 
-    # Tensor memory
-
-    def tensor_of(self, cta: Cta) -> Shadow:
-        """The shadow of the tensor memory of a CTA: a cell for each column of each quadrant."""
-        found = self.tensor.get(cta.rank)
-        if found is None:
-            found = self.tensor[cta.rank] = Shadow(4 * TENSOR_COLUMNS, len(self.clocks.used))
-        return found
-
-    def tensor_loaded(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], rows: Any) -> None:
-        """Warps of a gang load (first, count) columns of their quadrants into registers, until they wait or read those."""
-        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        bits = _bits(tuple(numbers))
-        for i, stream, top in self._tensor_moved(g, lanes, lane, columns, False):
-            self.loading.setdefault(self.warp(g.cta, g.first + i), []).append((bits, top))
-            self.clocks.advance(stream)
-
-    def tensor_stored(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int]) -> None:
-        """Warps of a gang store (first, count) columns of their quadrants, until they wait."""
-        for _ in self._tensor_moved(g, lanes, lane, columns, True):
-            pass
-
-    def _tensor_moved(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], write: bool) -> Iterator[tuple[int, int, int]]:
-        """Done by streams of the warps: (warp of the gang, stream, its epoch); the warp itself is always behind both."""
-        cta, shadow = g.cta, self.tensor_of(g.cta)
-        for i in range(lanes.start // 32, lanes.stop // 32):
-            warp = g.first + i
-            streams = self.stream(cta, (LOADS_OF_WARP, warp)), self.stream(cta, (STORES_OF_WARP, warp))
-            known = self.clocks.known[self.warp(cta, warp), 0].copy()
-            known[streams[0]] = known[streams[1]] = _EVERYTHING
-            start = (lane // QUADRANT + i - lanes.start // 32) * TENSOR_COLUMNS + columns[0]
-            top = int(self.clocks.known[streams[write], 0, streams[write]])
-            self.clocks.used[streams[write]] = True
-            who = streams[write], known, top - (SITES - 1 - g.site)
-            self.apply(shadow, slice(start, start + columns[1]), who, write, f"tensor memory of CTA {cta.id}")
-            yield i, streams[write], top
-
-    def tensor_waited(self, g: Gang, write: bool, mask: Array | None) -> None:
-        """tcgen05.wait: what the warps of a gang loaded or stored is done."""
-        for i in range(g.warps):
-            if mask is None or mask[32 * i]:
-                agent = self.warp(g.cta, g.first + i)
-                stream = self.stream(g.cta, (STORES_OF_WARP if write else LOADS_OF_WARP, g.first + i))
-                if self.clocks.used[stream] if write else agent in self.loading:
-                    self.sites.effective.add(g.site)
-                self.clocks.follow(agent, stream, int(self.clocks.known[stream, 0, stream]))
-                self.clocks.advance(stream)
-                if not write:
-                    self.loading.pop(agent, None)
-
-    def load_moved(self, g: Gang, rows: int, to: int) -> None:
-        """Registers are copied, which does not read what a load brings."""
-        for i in range(g.warps):
-            found = self.loading.get(self.warp(g.cta, g.first + i), [])
-            for n, (bits, top) in enumerate(found):
-                if bits & rows:
-                    found[n] = bits | to, top
-
-    def loaded(self, g: Gang, rows: int) -> None:
-        """Registers are read, by the bits of ``rows``: the loads that bring them, and earlier ones, are done then.
-
-        Raises:
-            FaultError: with ``checks="isa"``, which wants tcgen05.wait::ld first.
-        """
-        for i in range(g.warps):
-            agent = self.warp(g.cta, g.first + i)
-            found = self.loading.get(agent)
-            if not found:
-                continue
-            last = max((n for n, (bits, _) in enumerate(found) if bits & rows), default=-1)
-            if last < 0:
-                continue
-            if self.strict:
-                raise FaultError(DataRaceError, "the result of a tcgen05.ld is read before tcgen05.wait::ld", self.lanes[: g.n] == i)
-            self.clocks.follow(agent, self.stream(g.cta, (LOADS_OF_WARP, g.first + i)), found[last][1])
-            del found[: last + 1]
-            if not found:
-                del self.loading[agent]
-
-    def tensor_allocated(self, cta: Cta, warp: int, to: int, site: int) -> None:
-        """A warp got columns: their address is written to shared memory; it comes behind those who gave columns back."""
-        agent = self.warp(cta, warp)
-        if self.freed is not None:
-            self.clocks.join(agent, self.freed)
-        who = agent, self.clocks.known[agent, 0], self.clocks.base(agent) + site
-        self.apply(self.shared[cta.rank], self.range_of(to, 4), who, True, f"shared memory of CTA {cta.id}")
-
-    def tensor_freed(self, cta: Cta, warp: int, columns: tuple[int, int], site: int) -> None:
-        """Columns are given back: nobody may use them any more.
-
-        Raises:
-            FaultError: nothing orders a use before this.
-        """
-        agent = self.warp(cta, warp)
-        who = agent, self.clocks.known[agent, 0], self.clocks.base(agent) + site
-        for quadrant in range(4):
-            start = quadrant * TENSOR_COLUMNS + columns[0]
-            self.apply(self.tensor_of(cta), slice(start, start + columns[1]), who, True, f"tensor memory of CTA {cta.id}, given back here,")
-        self.freed = joined(self.freed, self.clocks.release(agent))
-
 
 def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
     """Registers, and all that they are moved to."""
@@ -514,21 +406,6 @@ def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
     while more := {r for op in moves if not registers.isdisjoint(op.read()) for r in op.written()} - registers:
         registers |= more
     return frozenset(registers)
-
-
-def register_bit(register: Register) -> int:
-    """The bit of a register in the masks of registers that tcgen05.ld brings."""
-    return 1 << 2 * register.index + (register.bits == 64)
-
-
-@lru_cache(maxsize=4096)
-def _bits(rows: tuple[int, ...]) -> int:
-    """Bits of registers of 32 bits."""
-    return sum(1 << 2 * row for row in rows)
-
-
-def _tensor_cell(cell: int) -> str:
-    return f"column {cell % TENSOR_COLUMNS} of lanes {cell // TENSOR_COLUMNS * QUADRANT} and up"
 
 
 @lru_cache(maxsize=64)

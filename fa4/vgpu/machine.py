@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,7 +15,7 @@ from fa4.vgpu.cluster import Cluster
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.engine import Engine
-from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.errors import LaunchError, Place, VgpuError
 from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.hazards import Sites
 from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
@@ -25,6 +24,7 @@ from fa4.vgpu.report import Observer, Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
 from fa4.vgpu.state import Cta, Dim3
 from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
+from fa4.vgpu.sums import Sums
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
@@ -61,8 +61,7 @@ class Launch:
     """One launch as the CTAs see it.
 
     ``progress`` counts whatever may let a waiting warp go on; ``busy`` are the engines that have something to do, the one that waits
-    longest first; ``impatient`` draws waits that
-    end in vain; ``expired`` are the places where warps waited since there was progress.
+    longest first; ``gives_up`` says whether a wait ends in vain; ``expired`` are the places where warps waited since there was progress.
     """
 
     code: Code
@@ -79,7 +78,7 @@ class Launch:
     explicit_cluster: bool = False
     ticks: int = 0
     progress: int = 0
-    impatient: Random | None = None
+    gives_up: Callable[[], bool] = bool
     busy: dict[Engine, None] = field(default_factory=dict)
     maps: dict[bytes, TensorMap] = field(default_factory=dict)
     expired: set[tuple[Any, ...]] = field(default_factory=set)
@@ -88,6 +87,7 @@ class Launch:
     blank: int = UNWRITTEN
     checks: str = "basic"
     order: GlobalOrder = field(default_factory=GlobalOrder)
+    sums: Sums | None = None
 
     @property
     def kernel(self) -> Kernel:
@@ -163,7 +163,9 @@ class Gpu:
 
     Attributes:
         observer: told of block entries and synchronisation; None, as at first, costs nothing.
+        scheduler: what decides instead of ``schedule`` and ``seed``; see ``fa4.vgpu.choices``.
         captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
+        sums: where this is a list, the order of every launch's additions is added to it, see ``fa4.vgpu.sums``.
     """
 
     def __init__(
@@ -197,9 +199,11 @@ class Gpu:
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.checks = checks
         self.observer: Observer | None = None
+        self.scheduler: Scheduler | None = None
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
         self.captures: list[Capture] | None = None
+        self.sums: list[Sums] | None = None
 
     def register_buffer(self, address: int, data: int | Array, name: str, writable: bool = True) -> Array:
         """Make ``data`` global memory at ``address``; its bytes as a flat array that shares them.
@@ -253,6 +257,9 @@ class Gpu:
         launch.explicit_cluster = cluster is not None
         if self.captures is not None:
             self.captures.append(self._capture(program, kernel, launch, params))
+        if self.sums is not None:
+            launch.sums = Sums(kernel)
+            self.sums.append(launch.sums)
         start = time.perf_counter()
         loaded = [v for v in entry.variables if v.space == "global"]
         for variable in loaded:
@@ -260,13 +267,27 @@ class Gpu:
         try:
             with np.errstate(all="ignore"):
                 steps = self._run(launch)
+        except VgpuError as error:
+            error.place = replace(error.place or Place(kernel), run=self._how())
+            raise
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
+        if launch.sums is not None:
+            launch.sums.finish(self.memory)
         report = launch_report(launch, steps, time.perf_counter() - start)
         report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
+
+    def _how(self) -> str:
+        """What repeats a run that is not in the default schedule."""
+        if self.schedule == "round_robin" or self.scheduler is not None:
+            return ""
+        options = {"schedule": self.schedule, "seed": self.seed}
+        defaults = {"resident": (self.resident, 4), "delay": ("early" if self.early else "late", "late"), "checks": (self.checks, "basic")}
+        options |= {name: value for name, (value, default) in defaults.items() if value != default}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
     def report(self) -> Report:
         """All launches so far together."""
@@ -307,9 +328,9 @@ class Gpu:
         return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank, checks=self.checks)
 
     def _run(self, launch: Launch) -> int:
-        scheduler = Scheduler(self.schedule, self.seed)
+        scheduler = self.scheduler or Scheduler(self.schedule, self.seed)
         size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-        launch.impatient = None if self.schedule == "round_robin" else scheduler.random
+        launch.gives_up = scheduler.gives_up
         total = launch.grid[0] * launch.grid[1] * launch.grid[2] // size
         room = max(1, self.resident // size)
         resident: list[Cluster] = []
@@ -329,14 +350,14 @@ class Gpu:
                 if not expire(launch, ctas):
                     raise deadlock(launch, ctas)
             elif isinstance(pick, Engine):
-                run_engine(launch, pick, scheduler.random)
+                run_engine(launch, pick, scheduler.place)
             else:
                 run_warps(launch, pick)
                 cluster = pick.cta.cluster
                 if not pick.cta.live and not cluster.live:
                     for engine in [e for e in launch.busy if e.cta.cluster is cluster]:
                         while engine.queue:
-                            run_engine(launch, engine, scheduler.random)
+                            run_engine(launch, engine, scheduler.place)
                     resident.remove(cluster)
                     ended.append(cluster)
                     ctas = [cta for other in resident for cta in other.ctas]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from fa4.vgpu.errors import VgpuError
+
 if TYPE_CHECKING:
     from fa4.vgpu.machine import Launch
 
@@ -85,6 +87,26 @@ class Observer(Protocol):
 
     def event(self, cta: int, warp: int, kind: str, fields: dict[str, Any]) -> None:
         """A warp executes an instruction that synchronises."""
+
+
+class StepLimit:
+    """An observer that ends a run which does not end by itself; ``done`` counts blocks, by warp."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks, self.done = blocks, 0
+
+    def block(self, *_: Any) -> None:
+        """One more.
+
+        Raises:
+            VgpuError: too many.
+        """
+        self.done += 1
+        if self.done > self.blocks:
+            raise VgpuError("the kernel does not end")
+
+    def event(self, *_: Any) -> None:
+        """Nothing to count."""
 
 
 def launch_report(launch: Launch, steps: int, seconds: float) -> Report:

@@ -22,6 +22,8 @@ _ENGINE_TURN = 256
 _PATIENCE = 20_000
 """Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
 
+_IM_PATIENCE = 1 / 8
+
 _SPINS = 16
 """Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
 
@@ -70,6 +72,14 @@ class Scheduler:
         cta, warp = chosen
         reach = self.random.randrange(len(cta.warps) + 1)
         return _together(cta, warp, reach if self.random.random() < 0.5 else 0)
+
+    def gives_up(self) -> bool:
+        """Whether a ``try_wait`` returns in vain instead of waiting, as a time limit may make it on hardware."""
+        return self.schedule != "round_robin" and self.random.random() < _IM_PATIENCE
+
+    def place(self, count: int) -> int:
+        """Which of ``count`` operations an engine that may choose does first."""
+        return self.random.randrange(count)
 
     def _round_robin(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
         self.turn += 1

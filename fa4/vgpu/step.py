@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from random import Random
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,10 +62,10 @@ def run_warps(launch: Launch, pick: Pick) -> None:
         raise fault.error(fault.message, _place(launch, gang, _op(code.kernel, index, position), fault.lanes, mask)) from fault
 
 
-def run_engine(launch: Launch, engine: Engine, random: Random) -> None:
-    """Let an engine do one operation."""
+def run_engine(launch: Launch, engine: Engine, place: Callable[[int], int]) -> None:
+    """Let an engine do one operation, see ``Engine.step``."""
     try:
-        engine.step(random)
+        engine.step(place)
     except FaultError as fault:
         if fault.issuer is None:
             raise

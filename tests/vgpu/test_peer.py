@@ -110,6 +110,22 @@ class TestMatrix:
         check(arch, found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "backward"), [("sm_80", False), *((a, b) for a in ("sm_90a", "sm_100a", "sm_103a") for b in (False, True))]
+)
+class TestZeroAlarms:
+    """Kernels that run on GPUs: whatever the virtual GPU calls an error in one of them is wrong."""
+
+    pytestmark = needs_peer
+
+    def test_no_witness_fails_in_twenty_schedules(self, arch, backward):
+        cases = witnesses(arch, backward)
+        found = list(witness.run_witnesses(arch, cases, "priority", range(20), checks="hazards"))
+        assert len(found) == 20 * len(cases)
+        check(arch, found)
+
+
 class TestCommand:
     @pytest.mark.compile
     @pytest.mark.vgpu

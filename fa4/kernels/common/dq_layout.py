@@ -16,3 +16,10 @@ def dq_offset(row: int, column: int, columns: int) -> int:
     """Floats from the start of a (batch, head) to an element; ``columns`` is the padded head dim. Integers, of Python or of a kernel."""
     block, within = row // BLOCK_ROWS, row % BLOCK_ROWS
     return block * (BLOCK_ROWS * columns) + column // VECTOR * (BLOCK_ROWS * VECTOR) + within * VECTOR + column % VECTOR
+
+
+def dq_element(offset: int, columns: int) -> tuple[int, int]:
+    """(row, column) of the float at an offset: the inverse of ``dq_offset``."""
+    block, rest = offset // (BLOCK_ROWS * columns), offset % (BLOCK_ROWS * columns)
+    vector, within = rest // (BLOCK_ROWS * VECTOR), rest % (BLOCK_ROWS * VECTOR)
+    return block * BLOCK_ROWS + within // VECTOR, vector * VECTOR + within % VECTOR

@@ -55,6 +55,19 @@ def instruction(dtype: Any, m: int, n: int, b_along_rows: bool = False, a_along_
 NEGATE_A = 1 << 13
 """Bit of an instruction descriptor: the product with -A."""
 
+
+@cute.jit
+def fence_before_sync() -> None:
+    """Before a thread hands on what it did in tensor memory (PTX ISA, section "tcgen05.fence")."""
+    cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+
+
+@cute.jit
+def fence_after_sync() -> None:
+    """After a thread waited for what others did in tensor memory."""
+    cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+
+
 _MULTIPLY = (
     "{{ .reg .pred keep; setp.ne.b32 keep, {{$r4}}, 0; tcgen05.mma.cta_group::{ctas}.kind::f16 [{{$r0}}], {a}, {{$r2}}, {{$r3}}, keep; }}"
 )

@@ -135,7 +135,7 @@ class AmpereForward:
         # Computed again, so that no register holds them through the loop.
         query_tile, head, batch = self._locate(mQ.shape[1], limits, divisors)
         store_lse(mLSE[batch, head, None], row_max, mma, config.tile_m, query_tile * config.tile_m)
-        store_output(mO[batch, None, head, None], acc_O, sO, mma, query_tile, config.threads)
+        store_output(mO[batch, None, head, None], acc_O, sO, mma, query_tile, padded_head_dim(problem.head_dim))
 
     @cute.jit
     def _locate(self, seqlen_q: Int32, limits: Limits, divisors: Divisors) -> tuple[Int32, Int32, Int32]:

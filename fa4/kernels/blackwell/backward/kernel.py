@@ -15,8 +15,8 @@ from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
 from fa4.kernels.blackwell.forward.kernel import Tma, by_head, sync_cluster
 from fa4.kernels.blackwell.forward.load import Source
-from fa4.kernels.blackwell.forward.pipelines import LEADER
 from fa4.kernels.blackwell.forward.storage import tile_layout
+from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem

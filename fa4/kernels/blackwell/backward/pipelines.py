@@ -34,7 +34,7 @@ import cutlass.cute as cute
 from cutlass import Int64
 
 from fa4.config import ROW_SLOTS, BlackwellBackwardConfig
-from fa4.kernels.blackwell.forward.pipelines import Barrier
+from fa4.kernels.common.barrier import Barrier
 
 WARPS = 4
 """Warps of a warpgroup: each arrives once, after all its lanes have done their part."""

@@ -13,8 +13,8 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, WARP, BlackwellForwardConfig, check_blackwell_forward
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
-from fa4.kernels.blackwell.forward.pipelines import LEADER
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout, tile_shapes
+from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
@@ -47,6 +47,7 @@ class BlackwellForward:
         """Stable name of the device function, without the suffix that the DSL adds."""
         config = self.config
         suffix = f"q{config.q_tiles}n{config.tile_n}s{config.stages}" + "pair" * config.cta_pair
+        suffix += f"h{config.pack_heads}" if config.pack_heads > 1 else ""
         return kernel_name("blackwell", self.problem, suffix)
 
     def compile_arguments(self) -> tuple[Any, ...]:

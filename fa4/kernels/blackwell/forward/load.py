@@ -12,8 +12,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import ELEMENT_BYTES
 from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
-from fa4.kernels.blackwell.forward.pipelines import LEADER
 from fa4.kernels.blackwell.forward.storage import Rows
+from fa4.kernels.common.barrier import LEADER
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, const_expr
+from cutlass import Int64
 
 from fa4.config import BlackwellForwardConfig
+from fa4.kernels.common.barrier import Barrier
 
 WARPS = 4
 """Warps of a softmax or correction warpgroup: each arrives once, after all its lanes have done their part."""
@@ -54,41 +55,12 @@ GRAPH = {
 
 JOINT = ("p_ready", "p_last")
 """In a pair warps of both CTAs arrive at the leader's."""
-LEADER = 0
-"""Rank of the CTA of a pair that issues the products."""
 
-# The leader's mbarrier of this address, with what the warp did before visible in all of the cluster.
-_ARRIVE_AT_LEADER = (
-    f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {{$r0}}, {LEADER}; "
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
-)
+TENSOR_MEMORY = ("s_full", "p_ready", "p_last", "o_full")
+"""Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
 
-
-@dataclass(frozen=True)
-class Barrier:
-    """An array of mbarriers in shared memory; ``joint`` where the leader of a pair has those that count."""
-
-    start: cute.Pointer
-    joint: bool = False
-
-    def at(self, index: Any) -> cute.Pointer:
-        """One of them."""
-        return self.start + index
-
-    @cute.jit
-    def wait(self, index: Int32, phase: Int32) -> None:
-        """Until the phase of this parity is complete."""
-        cute.arch.mbarrier_wait(self.at(index), phase)
-
-    @cute.jit
-    def arrive(self, index: Int32) -> None:
-        """Once for the warp, whose lanes have come this far and whose memory accesses are ordered before."""
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            if const_expr(self.joint):
-                cute.arch.inline_ptx(_ARRIVE_AT_LEADER, read_only_args=[self.at(index).toint()])
-            else:
-                cute.arch.mbarrier_arrive(self.at(index))
+TENSOR_MEMORY_SEEN = (*TENSOR_MEMORY, "factor_full")
+"""Those whose waiters go on in tensor memory; factor_full hands on what the commit of s_full did."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +96,8 @@ class Barriers:
         start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
         barriers, at = {}, 0
         for name, (_, ring) in GRAPH.items():
-            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT)
+            fences = name in TENSOR_MEMORY, name in TENSOR_MEMORY_SEEN
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, fences)
             at += config.stages if ring else config.q_tiles
         return Barriers(**barriers)
 
