@@ -72,6 +72,9 @@ PAIRED = {
 JOINT = ("p_ready", "ds_ready", "dq_empty", "moved")
 """In a pair warps of both CTAs arrive at the leader's."""
 
+TENSOR_MEMORY = ("s_full", "p_ready", "dp_full", "ds_ready", "dq_full", "dq_empty", "dv_full", "dk_full")
+"""Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
+
 
 @dataclass(frozen=True)
 class Barriers:
@@ -119,7 +122,7 @@ class Barriers:
         start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
         barriers, at = dict.fromkeys(PAIRED, Barrier(start)), 0
         for name, each in counts.items():
-            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT)
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, (name in TENSOR_MEMORY,) * 2)
             at += len(each)
         return Barriers(**barriers)
 
