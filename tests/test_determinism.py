@@ -16,7 +16,9 @@ import fa4
 from fa4 import determinism
 from fa4.determinism import check, fingerprint
 from fa4.kernels.common.dq_layout import dq_element, dq_offset
+from fa4.runtime import virtual
 from fa4.testing import AttentionShape, make_inputs
+from fa4.vgpu import DataRaceError, Program
 
 # Fingerprints
 
@@ -183,6 +185,20 @@ class TestBackward:
     def test_the_deterministic_mode_does_not(self):
         inputs = cancelling()
         assert check(lambda: gradients(inputs, True), (), seeds=range(5))
+
+    def test_a_missing_acquire_is_noticed(self, monkeypatch):
+        """Its fault: the semaphore is waited for, but read without acquire; and a clean twin."""
+        inputs = cancelling()
+
+        def edited(ptx):
+            assert "_backward_" not in ptx or "ld.acquire.gpu" in ptx
+            return Program.parse(ptx.replace("ld.acquire.gpu", "ld.relaxed.gpu"))
+
+        with fa4.settings(vgpu_checks="hazards", vgpu_schedule="priority", vgpu_seed=1):
+            gradients(inputs, True)
+            monkeypatch.setattr(virtual, "parsed", edited)
+            with pytest.raises(DataRaceError, match="nothing orders this behind"):
+                gradients(inputs, True)
 
     def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(self):
         inputs = cancelling(batch=2, heads_q=2, heads_kv=1)

@@ -33,10 +33,10 @@ _sums: ContextVar[list[Sums] | None] = ContextVar("fa4_sums", default=None)
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed, the schedule, the delay and the checks that the settings say."""
+    """A virtual GPU with the seed, the schedule, the delay, the checks and the number of processes that the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    gpu = Gpu(arch, seed=settings.vgpu_seed, **how)
+    gpu = Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
     gpu.sums = _sums.get()
     return gpu
 
@@ -95,7 +95,7 @@ def run(
     """
     import tvm_ffi
 
-    driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
+    driver = Driver(partial(launch, gpu, parsed(artifact.ptx, artifact.cubin)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         if tensor is not None:
@@ -157,9 +157,9 @@ def registered(gpu: Gpu, regions: Iterable[Region]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=64)
-def parsed(ptx: str) -> Program:
+def parsed(ptx: str, cubin: bytes = b"") -> Program:
     """The program of a text, which keeps the code that the virtual GPU generates for it."""
-    return Program.parse(ptx)
+    return Program.parse(ptx, cubin)
 
 
 def _memory(region: Region) -> npt.NDArray[np.uint8]:
