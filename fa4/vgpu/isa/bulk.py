@@ -129,11 +129,11 @@ def store(g: Any, op: Op, to: Array, source: Array, size: Array, how: tuple[str,
         except FaultError as fault:
             raise blame(fault, g, lane) from None
         put = partial(_put, partial(global_bytes, g.memory, target, count, write=True), how)
-        sums = g.cta.launch.sums
-        if sums is not None and how[0] == "add" and "f" in how[1]:
-            put = partial(sums.put, put, (g.cta.index, buffer, target))
         try:
-            g.cta.unit(BulkGroups).start(Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane), (begin, count)))
+            move = Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane), (begin, count))
+            if g.cta.launch.sums is not None and how[0] == "add" and "f" in how[1]:
+                move.addition = buffer, target
+            g.cta.unit(BulkGroups).start(move)
         except FaultError as fault:
             raise blame(fault, g, lane) from None
 
