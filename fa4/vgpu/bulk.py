@@ -60,7 +60,8 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
 class Store:
     """A copy out of shared memory: first ``fetch`` reads ``source`` (offset, bytes), then ``put`` writes what it read.
 
-    ``addition`` is where, (buffer, address), if it adds floating-point numbers whose order is recorded; ``known`` what its issuer knew.
+    ``addition`` is where, (buffer, address), if it adds floating-point numbers whose order is recorded; ``known`` what its
+    issuer knew, and ``added`` the clock with which it was done.
     """
 
     fetch: Callable[[], Array]
@@ -73,6 +74,7 @@ class Store:
     complete: bool = False
     addition: tuple[Buffer, int] | None = None
     known: Payload | None = None
+    added: Array | None = None
 
     def read(self) -> None:
         """Read the source, unless that is done."""
@@ -108,7 +110,7 @@ class Store:
             return
         order = None
         if cta.hazards is not None and self.ticket is not None and self.known is not None:
-            self.clock, stamp = cta.hazards.clocks.operation(self.ticket.agent, self.ticket.issued)
+            self.added, stamp = cta.hazards.clocks.operation(self.ticket.agent, self.ticket.issued)
             order = Ordered(cta.hazards.foreign.index, self.ticket.agent, stamp, self.known)
         cta.launch.sums.note(cta.index, *self.addition, data, order)
 
@@ -160,8 +162,9 @@ class BulkGroups:
                     store.read()
                 else:
                     store.write()
-                if store.clock is not None and self.cta.hazards is not None:
-                    self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), store.clock, site)
+                clock = store.clock if read or store.added is None else store.added
+                if clock is not None and self.cta.hazards is not None:
+                    self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), clock, site)
         # A group that has only been read stays, so that a later wait can complete it.
         thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
 
