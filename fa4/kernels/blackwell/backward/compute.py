@@ -87,8 +87,8 @@ def probabilities(
             hide(c, work, thread, tile * TMEM_LANES + half * QUERIES + chunk * CHUNK, part)
         lse, scale = statistic(c.shared.sLSE, half, chunk, slot), c.scalars.scale_log2
         for i in cutlass.range_constexpr(0, CHUNK, 2):
-            x, y = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
-            part[i], part[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
+            part[i], part[i + 1] = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
+        part.store(cute.math.exp2(part.load(), fastmath=True))
         store_columns(to + chunk * (CHUNK // 2), rounded(c, part), thread)
         if const_expr(c.scalars.gain is not None):
             for i in cutlass.range_constexpr(0, CHUNK, 2):
@@ -145,8 +145,7 @@ def statistic(source: cute.Tensor, half: Int32, chunk: cutlass.Constexpr[int], s
 def rounded(c: Context, values: cute.Tensor) -> cute.Tensor:
     """A chunk in the dtype, two in a word."""
     found = cute.make_rmem_tensor(CHUNK, c.dtype)
-    for i in cutlass.range_constexpr(CHUNK):
-        found[i] = values[i].to(c.dtype)
+    found.store(values.load().to(c.dtype))
     return cute.make_tensor(cute.recast_ptr(found.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
 
 

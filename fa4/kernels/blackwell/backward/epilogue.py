@@ -49,8 +49,7 @@ def finish(
         if work.steps > 0:
             load_columns(c.tmem + column + half * columns + at, values, thread)
         result = cute.make_rmem_tensor(size, c.dtype)
-        for i in cutlass.range_constexpr(size):
-            result[i] = (values[i] * factor).to(c.dtype)
+        result.store((values.load() * factor).to(c.dtype))
         for i in cutlass.range_constexpr(size // 8):
             source = cute.make_tensor(result.iterator + i * 8, cute.make_layout(8))
             cute.autovec_copy(source, cute.local_tile(tile[thread, None, 0], (8,), ((half * columns + at) // 8 + i,)))
