@@ -129,7 +129,7 @@ def _text(prediction: Prediction) -> str:
         "one tile": f"{cost.start:.0f} clocks + {cost.step:.0f} a step" + (f", {cost.turn:.0f} for each tile after" if cost.turn else ""),
         "spills": f"{report.spills} local loads and stores in a warp of one tile",
         "order": f"{report.schedule}, {report.unaligned} warps not aligned",
-        "toolchain": prediction.toolchain,
+        "toolchain": prediction.recording.toolchain,
     }
     width = max(map(len, rows))
     lines = [f"{prediction.name}, {len(prediction.tflops)} machines (median, 10% to 90%)"]

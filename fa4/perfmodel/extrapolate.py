@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fa4.arch import ARCHS
 from fa4.errors import ModelError
 from fa4.perfmodel.machine import Machine
-from fa4.schedule import Schedule, TileProblem
+from fa4.schedule import Schedule, TileProblem, simulate
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,21 @@ def streaming_cycles(problem: TileProblem, machine: Machine) -> float:
     return moved / machine.dram.value * machine.clock.value + 2 * machine.launch.value
 
 
-def problem_cycles(cost: TileCost, schedule: Schedule, machine: Machine, each: float = 1) -> float:
+def waiting(schedule: Schedule, workers: int) -> float:
+    """By what factor waiting for each other makes the tiles of a deterministic backward slower, by ``fa4.schedule.simulate``."""
+    arch = ARCHS["sm_100a"]  # of which only the number of SMs counts here
+    arch = replace(arch, sm_count=replace(arch.sm_count, value=workers))
+    return simulate(schedule, arch, deterministic=True).makespan / simulate(schedule, arch).makespan
+
+
+def problem_cycles(cost: TileCost, schedule: Schedule, machine: Machine, each: float = 1, deterministic: bool = False) -> float:
     """Cycles of a whole call: its main kernel on all SMs, and what goes before and after.
 
-    ``each`` is how many CTAs, or clusters of them, an SM holds: 1/2 for a pair, which takes two SMs.
+    ``each`` is how many CTAs, or clusters of them, an SM holds: 1/2 for a pair, which takes two SMs. Tiles of a ``deterministic``
+    backward wait for each other.
     """
     workers = int(machine.sms.value * each)
-    return makespan(cost, schedule, workers) + streaming_cycles(schedule.problem, machine)
+    main = makespan(cost, schedule, workers)
+    if deterministic and schedule.problem.backward:
+        main *= waiting(schedule, workers)
+    return main + streaming_cycles(schedule.problem, machine)

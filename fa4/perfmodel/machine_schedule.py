@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from fa4.errors import ModelError
 from fa4.inspection.sass import Instruction
 from fa4.perfmodel.align import Aligner, AlignmentError, Path, kind_of
-from fa4.perfmodel.list_schedule import ptx_schedule
+from fa4.perfmodel.list_schedule import cost, ptx_schedule
 from fa4.perfmodel.machine_code import SCOREBOARDS, MachineCode, machine_code
 from fa4.perfmodel.schedule import SILENT, Schedule, Step, WarpSchedule
-from fa4.perfmodel.trace import Event, Trace
+from fa4.perfmodel.trace import Event, Trace, WarpTrace
+from fa4.vgpu.program import Block
 
 _PIPE_NAMES = {
     "fma": "FADD FMUL FFMA FFMA32I FADD32I FMUL32I HADD2 HMUL2 HFMA2",
@@ -153,13 +154,16 @@ def sass_schedule(trace: Trace, cubin: bytes | None = None) -> Schedule:
 
     ``cubin`` is what ptxas made of the trace's PTX; None: the one that the trace has.
 
+    A warp that spends its time in a loop without synchronisation cannot be aligned: nothing says how often it goes round.
+
     Raises:
-        ModelError: the cubin is not that of the trace: it lacks the kernel, or no warp can be aligned.
+        ModelError: the cubin is not that of the trace: it lacks the kernel, or no warp that synchronises can be aligned.
         InspectionError: nvdisasm is missing or fails.
     """
     code = machine_code(trace.cubin if cubin is None else cubin, trace.kernel)
     aligner, builder = Aligner(code, trace.code), _Builder(code)
     aligner.prefer(_executed(trace))
+    work = [_work_of(block) for block in trace.code.blocks]
     warps: dict[tuple[int, int], WarpSchedule] = {}
     unaligned: dict[tuple[int, int], str] = {}
     paths: dict[tuple[tuple[str, int], ...], Path | str] = {}
@@ -173,11 +177,12 @@ def sass_schedule(trace: Trace, cubin: bytes | None = None) -> Schedule:
                 except AlignmentError as error:
                     paths[key] = str(error)
             path = paths[key]
-            if isinstance(path, str):
-                unaligned[cta.index, i] = path
+            reason = path if isinstance(path, str) else _difference(work, warp, code, path)
+            if isinstance(path, str) or reason:
+                unaligned[cta.index, i] = reason
             else:
                 warps[cta.index, i] = _warp(builder, path, warp.events)
-    if not warps:
+    if not any(isinstance(path, Path) for path in paths.values()):
         reason = next(iter(unaligned.values()), "there are no warps")
         raise ModelError("cubin", trace.kernel, f"does not fit the trace: {reason}", "pass the cubin that was compiled with the PTX")
     return _merged(trace, builder, warps, unaligned)
@@ -271,13 +276,22 @@ def _merged(trace: Trace, builder: _Builder, warps: dict[tuple[int, int], WarpSc
     return Schedule("sass", table, warps, slots, unaligned)
 
 
-def coverage(trace: Trace, schedule: Schedule) -> Iterator[tuple[str, int, int]]:
-    """For checks: special functions and matrix products as executed in PTX and in the schedule, (name, PTX, schedule), all warps."""
-    ops = trace.code
-    counts = {"mufu": 0}
-    for cta in trace.ctas:
-        for warp in cta.warps:
-            for index in warp.path:
-                counts["mufu"] += sum(op.name in ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "tanh") for op in ops.blocks[index].all)
-    found = sum(schedule.table[s].pipe == "mufu" for warp in schedule.warps.values() for s in warp.steps)
-    yield "mufu", counts["mufu"], found
+def _work_of(block: Block) -> tuple[int, int]:
+    """(instructions that the machine has, special functions) of a block of PTX."""
+    pipes = [cost(op).pipe for op in block.all]
+    return sum(pipe != "none" for pipe in pipes), pipes.count("mufu")
+
+
+_PROLOGUE = 100
+"""Instructions at the start of a kernel that ptxas may move to the warps that need them."""
+
+
+def _difference(work: Sequence[tuple[int, int]], warp: WarpTrace, code: MachineCode, path: Path) -> str:
+    """Why a path cannot be what a warp executed, though it synchronises alike: it does not do the work, as in a loop without anchors."""
+    instructions, special = (sum(work[index][i] for index in warp.path) for i in (0, 1))
+    found = sum(code.instructions[position].opcode.startswith("MUFU") for position in path.positions)
+    if abs(found - special) > 2 + special // 20:
+        return f"the path has {found} special functions, the PTX {special}"
+    if len(path.positions) + _PROLOGUE < instructions // 2:
+        return f"the path has {len(path.positions)} instructions, the PTX {instructions}: a loop without synchronisation"
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fa4.arch import get_arch
@@ -29,7 +29,7 @@ class Prediction:
     """Of one kernel.
 
     ``cycles`` and ``tflops`` have a value for each machine, in the order of the ensemble; ``costs`` as well. ``report`` is the replay
-    of the longest tile on the first machine, ``steady`` the share of the peak in its main loop.
+    of the longest tile on the first machine, ``steady`` the share of the tensor cores' peak that a step reaches.
     """
 
     name: str
@@ -39,7 +39,14 @@ class Prediction:
     costs: tuple[TileCost, ...]
     report: Report
     steady: float
-    toolchain: str
+    recording: Recording
+    machines: tuple[Machine, ...]
+
+    def at(self, **sizes: int) -> Prediction:
+        """Of another ``seqlen``, ``batch``, ``heads`` or ``heads_kv``, which change neither kernel nor cost of a tile."""
+        request = replace(self.request, **sizes)  # type: ignore[arg-type]
+        cycles, tflops = _extrapolated(request, self.recording, self.costs, self.machines)
+        return replace(self, request=request, cycles=cycles, tflops=tflops)
 
     def data(self) -> dict[str, Any]:
         """What ``fa4 model --json`` prints for a kernel."""
@@ -48,7 +55,7 @@ class Prediction:
         limiter, share = self.report.limiter
         return {
             "kernel": self.name,
-            "toolchain": self.toolchain,
+            "toolchain": self.recording.toolchain,
             "machines": len(self.tflops),
             "tflops": tflops.median,
             "tflops_low": tflops.low,
@@ -102,11 +109,9 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
     """
     if not machines:
         raise ModelError("machines", 0, "an ensemble has at least one", "use fa4.perfmodel.ensemble")
-    problem = tile_problem(request, recording)
-    schedule = Schedule.of(problem, recording.order, get_arch(request.arch))
     per_step = recording.pack * step_flop(request, recording.tile)
     warps = orders(recording, source)
-    cycles, costs = [], []
+    costs = []
     first: Report | None = None
     for seed, machine in enumerate(machines):
         samples = []
@@ -116,21 +121,31 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
                 samples.append(Sample(report.flop / recording.resident / per_step, tiles, report.cycles))
                 if seed == 0 and tiles == 1 and (first is None or report.flop > first.flop):
                     first = report
-        cost = fit(samples)
-        costs.append(cost)
-        cycles.append(problem_cycles(cost, schedule, machine, recording.resident / recording.cluster))
+        costs.append(fit(samples))
     assert first is not None
-    flop = recording.pack * attention_flop(problem)
+    cycles, tflops = _extrapolated(request, recording, costs, machines)
     return Prediction(
         name=recording.name,
         request=request,
-        cycles=tuple(cycles),
-        tflops=tuple(flop / c * m.clock.value / 1e12 for c, m in zip(cycles, machines, strict=True)),
+        cycles=cycles,
+        tflops=tflops,
         costs=tuple(costs),
         report=first,
-        steady=first.steady() / peak_flop(machines[0]),
-        toolchain=recording.toolchain,
+        steady=per_step * recording.resident / recording.cluster / costs[0].step / peak_flop(machines[0]),
+        recording=recording,
+        machines=tuple(machines),
     )
+
+
+def _extrapolated(
+    request: Request, recording: Recording, costs: Sequence[TileCost], machines: Sequence[Machine]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Cycles and TFLOPS on every machine."""
+    problem = tile_problem(request, recording)
+    schedule = Schedule.of(problem, recording.order, get_arch(request.arch))
+    each, flop = recording.resident / recording.cluster, recording.pack * attention_flop(problem)
+    cycles = tuple(problem_cycles(c, schedule, m, each, request.deterministic) for c, m in zip(costs, machines, strict=True))
+    return cycles, tuple(flop / c * m.clock.value / 1e12 for c, m in zip(cycles, machines, strict=True))
 
 
 def peak_flop(machine: Machine) -> float:

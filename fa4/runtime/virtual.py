@@ -84,9 +84,11 @@ def run(
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor | None],
     scalars: Sequence[Scalar],
+    aux: Sequence[Tensor] = (),
+    *,
     updated: Sequence[Tensor | None] = (),
 ) -> None:
-    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` are read-only, ``outputs`` start as NaN.
+    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` and ``aux`` are read-only, ``outputs`` start as NaN.
 
     ``updated`` tensors, which a kernel adds to, stand between the two in the call. A tensor may be absent, None.
 
@@ -100,14 +102,16 @@ def run(
     for tensor in outputs:
         if tensor is not None:
             tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs)]
+    tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs, *aux)]
+    count, last = len(inputs), len(tensors) - len(aux)
     regions = [
-        region(tensor.__dlpack__(), f"{'input' if i < len(inputs) else 'output'} {i}", i >= len(inputs))
+        region(tensor.__dlpack__(), f"{'output' if count <= i < last else 'input'} {i}", count <= i < last)
         for i, tensor in enumerate(tensors)
         if tensor is not None
     ]
+    operands = [None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors]
     with registered(gpu, regions), driver.raising():
-        function(*(None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+        function(*operands[:last], *scalars, _STREAM, *operands[last:])
     for sums in gpu.sums or ():
         sums.about = sums.about or Launched(artifact, tuple(() if x is None else tuple(x.shape) for x in tensors))
 

@@ -9,7 +9,7 @@ import pytest
 from fa4.arch import get_arch
 from fa4.errors import ModelError
 from fa4.perfmodel.compare import Interval, ratio, verdict
-from fa4.perfmodel.extrapolate import Sample, TileCost, attention_flop, fit, makespan, streaming_cycles
+from fa4.perfmodel.extrapolate import Sample, TileCost, attention_flop, fit, makespan, problem_cycles, streaming_cycles, waiting
 from fa4.perfmodel.machine import Parameter, ensemble, preset
 from fa4.schedule import Schedule, TileProblem
 
@@ -58,6 +58,17 @@ def test_what_the_backward_does_beside_its_main_kernel():
     moved = 1024 * (128 * (2 + 2 + 4 + 4 + 2) + 8)
     assert streaming_cycles(problem(backward=True), machine) == pytest.approx(moved / machine.dram.value * machine.clock.value)
     assert streaming_cycles(problem(), machine) == 0
+
+
+def test_tiles_of_a_deterministic_backward_wait():
+    """Eight blocks of keys that all begin with the first block of queries take turns; one alone waits for nobody."""
+    machine = preset("sm_100a").changed(launch=0)
+    many = Schedule.of(TileProblem(((1024, 1024),), backward=True), "spt", get_arch("sm_100a"))
+    one = Schedule.of(TileProblem(((1024, 128),), backward=True), "spt", get_arch("sm_100a"))
+    assert waiting(many, 148) == pytest.approx((9 + 7 * 0.25) / 9)
+    assert waiting(one, 148) == 1
+    slow, fast = (problem_cycles(COST, many, machine, 1, how) for how in (True, False))
+    assert slow - fast == pytest.approx((waiting(many, 148) - 1) * makespan(COST, many, 148))
 
 
 def test_intervals_and_verdicts():

@@ -148,12 +148,12 @@ def test_clusters_are_passed_on():
     assert seen == [None, (2, 1, 1)]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
-def test_hardware_info(arch):
+@pytest.mark.parametrize(("arch", "sms"), [("sm_80", None), ("sm_100a", None), ("sm_100a", 2)])
+def test_hardware_info(arch, sms):
     y = nan(1)
-    with attach(arch):
+    with attach(arch, sms=sms):
         multiprocessors(from_dlpack(y))
-    assert y.item() == int(get_arch(arch).sm_count)
+    assert y.item() == (sms or int(get_arch(arch).sm_count))
 
 
 @pytest.mark.parametrize("options", ["", TVM])
