@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("fa4", "tests", "benchmarks", "docs")
+FOLDERS = ("fa4", "tests", "benchmarks", "docs", "examples")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 MAX_FILE_LINES = 600

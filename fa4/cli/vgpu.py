@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     capture = _of_peer(arguments) if arguments.peer else _own(arguments)
     if arguments.ctas is not None:
-        capture = replace(capture, grid=(min(arguments.ctas, capture.grid[0]), *capture.grid[1:]))
+        together = (capture.cluster or (1,))[0]
+        ctas = -(-arguments.ctas // together) * together
+        capture = replace(capture, grid=(min(ctas, capture.grid[0]), *capture.grid[1:]))
     mutation = Mutation(capture, schedules(arguments.schedules))
     print(f"{capture.kernel}\ngrid {capture.grid}, {arguments.schedules} schedules, checks {mutation.checks!r}", flush=True)
     verdicts = list(judged(mutation, arguments.resume))

@@ -44,8 +44,15 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, gpu.arch, partial(run, gpu))
 
 
-def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
-    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` are read-only, ``outputs`` start as NaN.
+def run(
+    gpu: Gpu,
+    artifact: Artifact,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    scalars: Sequence[Scalar],
+    aux: Sequence[Tensor] = (),
+) -> None:
+    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` and ``aux`` are read-only, ``outputs`` start as NaN.
 
     Raises:
         VgpuError: what is wrong with the kernel, and where.
@@ -56,11 +63,11 @@ def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequenc
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    tensors = [tensor.detach() for tensor in (*inputs, *outputs)]
-    regions = [region(tensor.__dlpack__(), "inputs", False) for tensor in tensors[: len(inputs)]]
-    regions += [region(tensor.__dlpack__(), "outputs", True) for tensor in tensors[len(inputs) :]]
+    regions = [region(tensor.detach().__dlpack__(), "inputs", False) for tensor in (*inputs, *aux)]
+    regions += [region(tensor.detach().__dlpack__(), "outputs", True) for tensor in outputs]
+    operands, more = ([tvm_ffi.from_dlpack(HostTensor(x.detach())) for x in tensors] for tensors in ((*inputs, *outputs), aux))
     with registered(gpu, regions), driver.raising():
-        function(*(tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+        function(*operands, *scalars, _STREAM, *more)
 
 
 def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:
