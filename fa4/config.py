@@ -275,16 +275,17 @@ def check_blackwell_forward(config: BlackwellForwardConfig, head_dim: int, head_
             raise UnsupportedError("config", config, reason, "use fewer stages, o_over_q, or no pair")
 
 
-# The least that a kernel can do with. Constants, since torch.compile traces what says no to a request, and cannot make a config.
-_LEAST_FORWARD = BlackwellForwardConfig(stages=2, o_over_q=True)
+# What needs least. Made here, once: torch.compile, which traces the question below, cannot make them.
+_TWO_STAGES = BlackwellForwardConfig(stages=2)
+_TWO_STAGES_O_OVER_Q = BlackwellForwardConfig(stages=2, o_over_q=True)
 
 
 def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell forward kernel does not serve these head dims, with the arithmetic; None where it does."""
-    columns = blackwell_columns(_LEAST_FORWARD, head_dim_v)
+    columns = blackwell_columns(_TWO_STAGES, head_dim_v)
     if columns.end > TMEM_COLUMNS:
         return f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}"
-    need = blackwell_forward_shared_memory(_LEAST_FORWARD, head_dim, head_dim_v)
+    need = blackwell_forward_shared_memory(_TWO_STAGES_O_OVER_Q, head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
 

@@ -126,20 +126,35 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Unordered:
+    """Two additions to one sum that no synchronisation orders: they came in this order by chance."""
+
+    place: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"nothing orders the addition of {self.after} to {self.place} behind that of {self.before}"
+
+
+@dataclass(frozen=True)
 class Check:
-    """Outcome of ``check``: true where all ``runs`` runs gave the same bits in all ``outputs``."""
+    """Outcome of ``check``: true where all ``runs`` runs gave the same bits in all ``outputs``.
+
+    On the virtual GPU ``unordered`` names the first two additions of the first run whose order is not enforced; None where there are none.
+    """
 
     runs: int
     outputs: tuple[str, ...]
     difference: Difference | None
+    unordered: Unordered | None = None
 
     def __bool__(self) -> bool:
         return self.difference is None
 
     def __str__(self) -> str:
-        if self.difference is not None:
-            return str(self.difference)
-        return f"{self.runs} runs gave the same bits in {', '.join(self.outputs)}"
+        lines = [f"{self.runs} runs gave the same bits in {', '.join(self.outputs)}" if self else str(self.difference)]
+        return "\n".join(lines + ([str(self.unordered)] if self.unordered else []))
 
 
 def check(
@@ -149,7 +164,8 @@ def check(
 
     Where ``fn`` uses the virtual GPU, each run has a seed of its own and strict random priorities (``vgpu_schedule="priority"``): the
     orders in which hardware may, once in a long while, run the tiles. If two runs differ there, both are done again, and
-    ``difference.orders`` says which order of which tiles led to the two values.
+    ``difference.orders`` says which order of which tiles led to the two values. Whether the order of additions is enforced at all is
+    looked at in the first run, with the checks of order on (``vgpu_checks="hazards"``): see ``Check.unordered``.
 
     Args:
         fn: the function; it must not change its inputs, and compute gradients itself.
@@ -173,16 +189,28 @@ def check(
         raise ArgumentError("streams", streams, "must be at least 1, and more only for CUDA tensors", "leave it out")
     queues = [torch.cuda.Stream(on_gpu[0]) for _ in range(streams)] if streams > 1 else []
     plan = [Run(i, i % streams if queues else None, None if on_gpu else (chosen[i % len(chosen)] if chosen else i)) for i in range(count)]
-    first: dict[str, Tensor] = {}
-    for run in plan:
+    first, unordered = _first(fn, inputs, plan[0], queues)
+    for run in plan[1:]:
         results = _results(fn, inputs, run, queues)
-        if not first:
-            first = results
-            continue
         difference = _compare(first, results, (plan[0], run))
         if difference is not None:
-            return Check(run.number + 1, tuple(first), _explained(difference, fn, inputs))
-    return Check(count, tuple(first), None)
+            return Check(run.number + 1, tuple(first), _explained(difference, fn, inputs), unordered)
+    return Check(count, tuple(first), None, unordered)
+
+
+def _first(fn: Callable[..., Any], inputs: Sequence[Any], run: Run, queues: Sequence[Any]) -> tuple[dict[str, Tensor], Unordered | None]:
+    """The outputs of the first run, and the first additions in it that nothing orders."""
+    if run.seed is None:
+        return _results(fn, inputs, run, queues), None
+    checks = "hazards" if _settings.current().vgpu_checks == "basic" else _settings.current().vgpu_checks
+    with virtual.recorded_sums() as recorded, _settings.settings(vgpu_checks=checks):
+        results = _results(fn, inputs, run, queues)
+    for sums in recorded:
+        if sums.unordered is not None:
+            before, after = (sums.additions[i] for i in sums.unordered)
+            place = _place(sums.about, after.buffer, max(before.offset, after.offset))
+            return results, Unordered(place, *(tile_name(sums.about, each.cta) for each in (before, after)))
+    return results, None
 
 
 def _results(fn: Callable[..., Any], inputs: Sequence[Any], run: Run, queues: Sequence[Any] = ()) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def buffers(inputs, options, deterministic=False, dlse=False):
 
 def run(gpu: Gpu, artifact: Artifact, inputs: AttentionInputs, b: Buffers, numbers) -> None:
     read = inputs.q, inputs.k, inputs.v, inputs.dout, b.lse, b.delta
-    virtual.run(gpu, artifact, read, (b.dk, b.dv), numbers, (b.dq, b.semaphore))
+    virtual.run(gpu, artifact, read, (b.dk, b.dv), numbers, updated=(b.dq, b.semaphore))
 
 
 def gradients(gpu, inputs, options=PLAIN, config=None, artifact=None, *, deterministic=False, dlse=False):

@@ -16,6 +16,7 @@ import fa4
 from fa4 import determinism
 from fa4.determinism import check, fingerprint
 from fa4.kernels.common.dq_layout import dq_element, dq_offset
+from fa4.runtime import virtual
 from fa4.testing import AttentionShape, make_inputs
 
 # Fingerprints
@@ -183,6 +184,20 @@ class TestBackward:
     def test_the_deterministic_mode_does_not(self):
         inputs = cancelling()
         assert check(lambda: gradients(inputs, True), (), seeds=range(5))
+
+    @pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
+    def test_the_order_is_enforced_and_a_missing_acquire_is_noticed(self, monkeypatch, head_dim):
+        """In whatever order the tiles came: one schedule says it. The fault: the semaphore is waited for, but read without acquire."""
+        inputs = cancelling(head_dim=head_dim)
+        assert check(lambda: gradients(inputs, True), (), seeds=[1, 1]).unordered is None
+        fast = check(lambda: gradients(inputs, False), (), seeds=[1, 1])
+        assert fast
+        assert "nothing orders the addition of key tile" in str(fast)
+        parsed = virtual.parsed
+        monkeypatch.setattr(virtual, "parsed", lambda ptx, *more: parsed(ptx.replace("ld.acquire.gpu", "ld.relaxed.gpu"), *more))
+        faulty = check(lambda: gradients(inputs, True), (), seeds=[1, 1])
+        assert faulty.unordered.place.startswith("dq[0, ")
+        assert faulty.unordered.before != faulty.unordered.after
 
     def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(self):
         inputs = cancelling(batch=2, heads_q=2, heads_kv=1)

@@ -27,7 +27,7 @@ def add_command(commands: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     mutate = actions.add_parser("mutate", help="remove or alter one synchronising instruction at a time: are the mistakes noticed?")
     mutate.add_argument("--arch", default="sm_80", help="architecture (default: %(default)s)")
-    mutate.add_argument("--head-dim", type=int, default=64, help="default: %(default)s")
+    mutate.add_argument("--head-dim", type=_dims, default=(64, 64), metavar="D[,DV]", help="default: 64")
     mutate.add_argument("--lengths", type=_lengths, default=(150, 200), metavar="SQ,SK", help="sequence lengths (default: 150,200)")
     mutate.add_argument("--heads", type=int, default=1, help="default: %(default)s")
     mutate.add_argument("--causal", action="store_true", help="causal attention")
@@ -48,13 +48,22 @@ def _lengths(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
+def _dims(text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not D or D,DV; for example 192,128")
+    return int(parts[0]), int(parts[-1])
+
+
 def run(arguments: argparse.Namespace) -> int:
     """A row for each kind of change, then the mutants that were executed and not caught. Exit status 1 where too many survive."""
     from fa4.vgpu.mutate import Mutation, schedules
 
     capture = _of_peer(arguments) if arguments.peer else _own(arguments)
     if arguments.ctas is not None:
-        capture = replace(capture, grid=(min(arguments.ctas, capture.grid[0]), *capture.grid[1:]))
+        together = (capture.cluster or (1,))[0]
+        ctas = -(-arguments.ctas // together) * together
+        capture = replace(capture, grid=(min(ctas, capture.grid[0]), *capture.grid[1:]))
     mutation = Mutation(capture, schedules(arguments.schedules))
     print(f"{capture.kernel}\ngrid {capture.grid}, {arguments.schedules} schedules, checks {mutation.checks!r}", flush=True)
     verdicts = list(judged(mutation, arguments.resume))
@@ -122,12 +131,13 @@ def _own(arguments: argparse.Namespace) -> Capture:
 
     if arguments.direction == "backward":
         raise ArgumentError("direction", "backward", "this project has no backward kernel", "use --peer flash-attn-4")
-    inputs = make_inputs(AttentionShape(1, *arguments.lengths, arguments.heads, arguments.heads, arguments.head_dim), torch.bfloat16)
+    (seqlen_q, seqlen_k), heads, dims = arguments.lengths, arguments.heads, arguments.head_dim
+    inputs = make_inputs(AttentionShape(1, seqlen_q, seqlen_k, heads, heads, *dims), torch.bfloat16)
     gpu = Gpu(arguments.arch)
     gpu.captures = []
     options = AttentionOptions(1.0, *normalise_window((None, None), arguments.causal))
     bounds = None, 0 if arguments.causal else None
-    problem = AttentionProblem.of("forward", torch.bfloat16, (arguments.head_dim, arguments.head_dim), bounds, 0.0, deterministic=False)
+    problem = AttentionProblem.of("forward", torch.bfloat16, dims, bounds, 0.0, deterministic=False)
     config = tuning.config(problem, get_arch(arguments.arch))
 
     def with_lines(_: Any, *arguments: Any) -> None:
@@ -143,8 +153,7 @@ def _of_peer(arguments: argparse.Namespace) -> Capture:
     from fa4.testing.witness import Witness, captured
 
     backward = arguments.direction == "backward"
-    dims, heads = (arguments.head_dim, arguments.head_dim), (arguments.heads, arguments.heads)
-    mask = "causal" if arguments.causal else "full"
-    case = Witness(dims, mask, heads, (arguments.lengths,), backward, pairs=arguments.pairs or backward)
+    mask, heads = "causal" if arguments.causal else "full", (arguments.heads, arguments.heads)
+    case = Witness(arguments.head_dim, mask, heads, (arguments.lengths,), backward, pairs=arguments.pairs or backward)
     name = f"FlashAttention{arguments.direction.capitalize()}Sm"
     return next(capture for capture in captured(arguments.arch, case) if name in capture.kernel)

@@ -16,16 +16,16 @@ from fa4.runtime.backward import Saved
 
 # The arguments after the tensors are the same in both ops and in this order. An absent softmax_scale means head_dim ** -0.5, worked
 # out when the op runs: under torch.compile with dynamic shapes it would otherwise be a symbolic float.
-_OPTIONS = "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, bool deterministic, str backend, str? arch"
-_library = torch.library.Library("fa4", "DEF")
-_library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)")
-_library.define(
+OPTIONS = "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, bool deterministic, str backend, str? arch"
+library = torch.library.Library("fa4", "DEF")
+library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor out, Tensor lse)")
+library.define(
     "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool[] needed, "
-    f"{_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)"
+    f"{OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)"
 )
 
 
-def _options(
+def options_of(
     q: Tensor,
     softmax_scale: float | None,
     window_left: int | None,
@@ -33,6 +33,7 @@ def _options(
     softcap: float,
     deterministic: bool,
 ) -> AttentionOptions:
+    """The arguments of an op as what implementations take."""
     return AttentionOptions(
         softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
         window_left=window_left,
@@ -47,23 +48,38 @@ def _own(x: Tensor) -> Tensor:
     return x.contiguous().detach()
 
 
-def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def forward_cpu(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, backend: str, arch: str | None) -> tuple[Tensor, Tensor]:
     """On CPU tensors: the CPU backend, or a kernel on the virtual GPU."""
-    *options, backend, arch = arguments
     if torch.is_autocast_enabled("cpu"):  # inputs are cast already; what is computed from them here must not be
         with torch.autocast("cpu", enabled=False):
-            return _forward_cpu(q, k, v, *arguments)
+            return forward_cpu(q, k, v, options, backend, arch)
     if backend == "vgpu":
         from fa4.runtime import virtual
 
-        return virtual.attention_forward(q, k, v, _options(q, *options), virtual.gpu_from_settings(arch))
-    out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
+        return virtual.attention_forward(q, k, v, options, virtual.gpu_from_settings(str(arch)))
+    out, lse = dispatch.load("forward", "cpu")(q, k, v, options)
     return _own(out), _own(lse)
+
+
+def backward_cpu(
+    dout: Tensor | None, dlse: Tensor | None, saved: tuple[Tensor, ...], needed: list[bool], options: AttentionOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The CPU backend's gradients; ``saved`` are q, k, v, out, lse. One that is not needed is empty."""
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return backward_cpu(dout, dlse, saved, needed, options)
+    gradients = dispatch.load("backward", "cpu")(dout, dlse, *saved, options, needed=tuple(needed))
+    return _present(saved[0], (None if gradient is None else _own(gradient) for gradient in gradients))
+
+
+def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *options, backend, arch = arguments
+    return forward_cpu(q, k, v, options_of(q, *options), backend, arch)
 
 
 def _forward_cuda(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     *options, _backend, arch = arguments
-    return cuda.attention_forward(q, k, v, _options(q, *options), arch)
+    return cuda.attention_forward(q, k, v, options_of(q, *options), arch)
 
 
 def _backward_cpu(
@@ -76,16 +92,13 @@ def _backward_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """On CPU tensors: the CPU backend, or kernels on the virtual GPU."""
     out, lse, needed, *options, backend, arch = rest
-    if torch.is_autocast_enabled("cpu"):
-        with torch.autocast("cpu", enabled=False):
-            return _backward_cpu(dout, dlse, q, k, v, *rest)
-    if backend == "vgpu":
-        from fa4.runtime import virtual
+    if backend != "vgpu":
+        return backward_cpu(dout, dlse, (q, k, v, out, lse), needed, options_of(q, *options))
+    from fa4.runtime import virtual
 
-        saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
-        return _present(q, virtual.attention_backward(saved, _options(q, *options), virtual.gpu_from_settings(arch)))
-    gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), needed=tuple(needed))
-    return _present(q, (None if gradient is None else _own(gradient) for gradient in gradients))
+    saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+    with torch.autocast("cpu", enabled=False):
+        return _present(q, virtual.attention_backward(saved, options_of(q, *options), virtual.gpu_from_settings(arch)))
 
 
 def _backward_cuda(
@@ -98,7 +111,7 @@ def _backward_cuda(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, needed, *options, _backend, arch = rest
     saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
-    return _present(q, cuda.attention_backward(saved, _options(q, *options), arch))
+    return _present(q, cuda.attention_backward(saved, options_of(q, *options), arch))
 
 
 def _present(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,13 +156,22 @@ def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
     )
 
 
-_library.impl("attention_forward", _forward_cpu, "CPU")
-_library.impl("attention_forward", _forward_cuda, "CUDA")
-_library.impl("attention_backward", _backward_cpu, "CPU")
-_library.impl("attention_backward", _backward_cuda, "CUDA")
-torch.library.register_fake("fa4::attention_forward", _forward_fake, lib=_library)
-torch.library.register_fake("fa4::attention_backward", _backward_fake, lib=_library)
-torch.library.register_autograd("fa4::attention_forward", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("fa4::attention_backward", _refuse_double_backward, lib=_library)
+def register(name: str, implementations: tuple[Any, ...], autograd: tuple[Any, Any]) -> None:
+    """Give a pair of ops its implementations, fakes, and (derivative, what to save for it).
+
+    ``implementations`` are the forward on CPU and CUDA, and the backward on CPU and, where there is one, CUDA.
+    """
+    forward, backward = f"{name}_forward", f"{name}_backward"
+    for op, implementation, key in zip(
+        (forward, forward, backward, backward), implementations, ("CPU", "CUDA", "CPU", "CUDA"), strict=False
+    ):
+        library.impl(op, implementation, key)
+    torch.library.register_fake(f"fa4::{forward}", _forward_fake, lib=library)
+    torch.library.register_fake(f"fa4::{backward}", _backward_fake, lib=library)
+    torch.library.register_autograd(f"fa4::{forward}", autograd[0], setup_context=autograd[1], lib=library)
+    torch.library.register_autograd(f"fa4::{backward}", _refuse_double_backward, lib=library)
+
+
+register("attention", (_forward_cpu, _forward_cuda, _backward_cpu, _backward_cuda), (_differentiate, _save))
 
 attention_forward = torch.ops.fa4.attention_forward.default

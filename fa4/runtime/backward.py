@@ -27,6 +27,7 @@ class Execute(Protocol):
         inputs: tuple[Tensor | None, ...],
         outputs: tuple[Tensor | None, ...],
         scalars: tuple[Scalar, ...],
+        *,
         updated: tuple[Tensor | None, ...] = (),
     ) -> None:
         """Tensors that are read, written, and read and written, and numbers."""
@@ -74,14 +75,14 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
     semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
 
-    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), arch, deterministic)
+    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), deterministic)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
     execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
 
     dk, dv = (x.new_empty(x.shape) for x in (k, v))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
     updated = dq_sums.view(batch, heads, rounded, columns), semaphores
-    execute(get(problem, config, arch), (*operands, lse_log2, delta), (dk, dv), numbers(problem, options), updated)
+    execute(get(problem, config, arch), (*operands, lse_log2, delta), (dk, dv), numbers(problem, options), updated=updated)
 
     dq = None
     if saved.needed[0]:

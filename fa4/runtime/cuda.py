@@ -64,6 +64,8 @@ def run(
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor | None],
     scalars: Sequence[Scalar],
+    aux: Sequence[Tensor] = (),
+    *,
     updated: Sequence[Tensor | None] = (),
 ) -> None:
     """Call the host code of ``artifact`` with tensors of device ``index``, on its current stream; the order is that of ``virtual.run``.
@@ -74,7 +76,7 @@ def run(
     """
     found = _functions.get((id(artifact), index)) or _load(artifact, index)
     try:
-        found[1](*inputs, *updated, *outputs, *scalars, device.current_stream(index))
+        found[1](*inputs, *updated, *outputs, *scalars, device.current_stream(index), *aux)
     except Exception as error:
         raise CudaError(f"{artifact.function} on cuda:{index}: {_reason(error)}") from error
 

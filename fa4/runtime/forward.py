@@ -14,12 +14,13 @@ from fa4.arch import get_arch
 from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
 from fa4.errors import ShapeError
+from fa4.modifier import DeviceFunctions
 from fa4.problem import AttentionOptions, AttentionProblem, Direction
-from fa4.runtime.tensors import kernel_operand
+from fa4.runtime.tensors import aux_operand, kernel_operand
 
 Scalar = float | int | None
-# Runs the host code of an artifact on input tensors (None where one is absent), output tensors and numbers.
-Execute = Callable[[Artifact, "Sequence[Tensor | None]", "Sequence[Tensor | None]", Sequence[Scalar]], None]
+# Runs the host code of an artifact on input tensors, output tensors, numbers and the tensors of user functions.
+Execute = Callable[[Artifact, Sequence[Tensor], Sequence[Tensor], Sequence[Scalar], Sequence[Tensor]], None]
 
 MAX_INT32 = (1 << 31) - 1
 
@@ -44,9 +45,13 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     if seqlen_q + seqlen_k > MAX_INT32 - 1024 or rows > MAX_INT32:
         rule = "Sq + Sk and B * Hq * Sq must stay below 2**31"
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
-    queries = tuning.Queries.of(seqlen_q, heads // heads_kv)
-    problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), arch, queries=queries)
-    execute(get(problem, config, arch), (kernel_operand(q), kernel_operand(k), kernel_operand(v)), (out, lse), numbers(problem, options))
+    target = arch, tuning.Queries.of(seqlen_q, heads // heads_kv)
+    modifiers = options.modifiers
+    functions = modifiers.functions if modifiers else (None, None)
+    problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), target, functions=functions)
+    inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
+    aux = [aux_operand(x) for x in modifiers.aux] if modifiers else []
+    execute(get(problem, config, arch), inputs, (out, lse), numbers(problem, options), aux)
     return out, lse
 
 
@@ -73,14 +78,14 @@ def compiled_for(
     dtype: torch.dtype,
     head_dims: tuple[int, int],
     options: tuple[tuple[int | None, int | None], bool],
-    arch: str,
+    target: tuple[str, tuning.Queries],
     deterministic: bool = False,
-    queries: tuning.Queries = tuning.LONG,
+    functions: DeviceFunctions = (None, None),
 ) -> tuple[AttentionProblem, Any]:
-    """Problem class and configuration of a request; ``options`` as ``options_class`` has them.
+    """Problem class and configuration of a request; ``options`` as ``options_class`` has them, ``target`` (arch, queries).
 
     Forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
     """
-    bounds, softcap = options
-    problem = AttentionProblem.of(direction, dtype, head_dims, bounds, float(softcap), deterministic)
+    (bounds, softcap), (arch, queries) = options, target
+    problem = AttentionProblem.of(direction, dtype, head_dims, bounds, float(softcap), deterministic, functions)
     return problem, tuning.config(problem, get_arch(arch), queries)

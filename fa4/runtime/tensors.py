@@ -32,6 +32,11 @@ def dense_operand(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format) if expanded else kernel_operand(x)
 
 
+def aux_operand(x: Tensor) -> Tensor:
+    """A tensor that a user's function reads: itself where its last stride is 1, otherwise one contiguous copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.clone(memory_format=torch.contiguous_format)
+
+
 class _DLTensor(ctypes.Structure):
     """DLTensor of DLPack, with which an unversioned DLManagedTensor begins."""
 

@@ -33,10 +33,10 @@ _sums: ContextVar[list[Sums] | None] = ContextVar("fa4_sums", default=None)
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed, the schedule, the delay and the checks that the settings say."""
+    """A virtual GPU with the seed, the schedule, the delay, the checks and the number of processes that the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    gpu = Gpu(arch, seed=settings.vgpu_seed, **how)
+    gpu = Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
     gpu.sums = _sums.get()
     return gpu
 
@@ -84,9 +84,11 @@ def run(
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor | None],
     scalars: Sequence[Scalar],
+    aux: Sequence[Tensor] = (),
+    *,
     updated: Sequence[Tensor | None] = (),
 ) -> None:
-    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` are read-only, ``outputs`` start as NaN.
+    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` and ``aux`` are read-only, ``outputs`` start as NaN.
 
     ``updated`` tensors, which a kernel adds to, stand between the two in the call. A tensor may be absent, None.
 
@@ -95,19 +97,21 @@ def run(
     """
     import tvm_ffi
 
-    driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
+    driver = Driver(partial(launch, gpu, parsed(artifact.ptx, artifact.cubin)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         if tensor is not None:
             tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs)]
+    tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs, *aux)]
+    count, last = len(inputs), len(tensors) - len(aux)
     regions = [
-        region(tensor.__dlpack__(), f"{'input' if i < len(inputs) else 'output'} {i}", i >= len(inputs))
+        region(tensor.__dlpack__(), f"{'output' if count <= i < last else 'input'} {i}", count <= i < last)
         for i, tensor in enumerate(tensors)
         if tensor is not None
     ]
+    operands = [None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors]
     with registered(gpu, regions), driver.raising():
-        function(*(None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+        function(*operands[:last], *scalars, _STREAM, *operands[last:])
     for sums in gpu.sums or ():
         sums.about = sums.about or Launched(artifact, tuple(() if x is None else tuple(x.shape) for x in tensors))
 
@@ -157,9 +161,9 @@ def registered(gpu: Gpu, regions: Iterable[Region]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=64)
-def parsed(ptx: str) -> Program:
+def parsed(ptx: str, cubin: bytes = b"") -> Program:
     """The program of a text, which keeps the code that the virtual GPU generates for it."""
-    return Program.parse(ptx)
+    return Program.parse(ptx, cubin)
 
 
 def _memory(region: Region) -> npt.NDArray[np.uint8]:

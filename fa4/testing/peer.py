@@ -60,7 +60,7 @@ def _answer(gpu: Gpu, case: Witness) -> Answer:
         kernels=tuple(launch.kernel for launch in gpu.reports),
         instructions=report.instructions,
         seconds=report.seconds,
-        paired=any("cta_group::2" in opcode for opcode in report.by_opcode if "mma" in opcode),
+        opcodes=tuple(report.by_opcode),
     )
 
 

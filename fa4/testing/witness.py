@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import fa4
+from fa4 import _settings
 from fa4.errors import BackendError, Fa4Error
 from fa4.testing.compare import Comparison
 from fa4.vgpu.capture import Capture
@@ -81,7 +82,7 @@ class Answer:
     """What the peer did with a request.
 
     ``results`` has a comparison with float64 for each result and sequence; ``kernels`` the names of what was launched, ``instructions``
-    how many warp instructions that was, in ``seconds``; ``paired`` says whether CTA pairs multiplied;
+    how many warp instructions that was, in ``seconds``, and ``opcodes`` which;
     ``digests`` are hashes of the bits of each result; ``failure`` is the error, if there was one.
     """
 
@@ -90,9 +91,14 @@ class Answer:
     kernels: tuple[str, ...] = ()
     instructions: int = 0
     seconds: float = 0.0
-    paired: bool = False
+    opcodes: tuple[str, ...] = ()
     digests: tuple[tuple[str, str], ...] = ()
     failure: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether CTA pairs multiplied."""
+        return any("cta_group::2" in opcode for opcode in self.opcodes if "mma" in opcode)
 
     @property
     def ok(self) -> bool:
@@ -150,6 +156,8 @@ def run_witnesses(
 ) -> Iterator[Answer]:
     """Run the peer in a process of its own, each case under every seed of the schedule in turn; ``checks`` None: those of the settings.
 
+    The setting ``vgpu_processes`` holds in that process too.
+
     Raises:
         BackendError: flash-attn-4 is not installed.
         Fa4Error: the process ended early.
@@ -179,7 +187,7 @@ def _run(cases: Sequence[Witness], arguments: Sequence[str], expected: int) -> I
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "FA4_VGPU_PROCESSES": str(_settings.current().vgpu_processes)},
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -203,5 +211,5 @@ def witness(data: dict[str, Any]) -> Witness:
 
 def _answered(data: dict[str, Any]) -> Answer:
     results = tuple(Comparison(**{**result, "index": tuple(result["index"])}) for result in data.pop("results"))
-    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "digests")}
+    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "opcodes", "digests")}
     return Answer(**{**data, **lists, "witness": witness(data["witness"]), "results": results})

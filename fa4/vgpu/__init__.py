@@ -31,6 +31,7 @@ from fa4.vgpu.errors import (
     Place,
     ProxyFenceError,
     PtxSyntaxError,
+    SharedGlobalError,
     TensorFenceError,
     TensorMapError,
     TensorMemoryError,
@@ -38,10 +39,12 @@ from fa4.vgpu.errors import (
     UninitializedError,
     UnsupportedInstructionError,
     VgpuError,
+    WorkerError,
 )
 from fa4.vgpu.machine import Gpu
+from fa4.vgpu.observe import Observer
 from fa4.vgpu.program import Program
-from fa4.vgpu.report import Observer, Report
+from fa4.vgpu.report import Report
 
 if TYPE_CHECKING:
     from fa4.runtime.attach import attach as attach
@@ -67,6 +70,7 @@ __all__ = [
     "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
+    "SharedGlobalError",
     "TensorFenceError",
     "TensorMapError",
     "TensorMemoryError",
@@ -74,6 +78,7 @@ __all__ = [
     "UninitializedError",
     "UnsupportedInstructionError",
     "VgpuError",
+    "WorkerError",
     "attach",
     "minimise",
     "torch_cuda",

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fa4.vgpu.program import Program
 
 if TYPE_CHECKING:
-    from fa4.vgpu.report import Observer
+    from fa4.vgpu.observe import Observer
     from fa4.vgpu.scheduler import Scheduler
     from fa4.vgpu.state import Dim3
 
@@ -75,7 +75,7 @@ class Capture:
         parts = [self.params] if isinstance(self.params, bytes) else self.params
         simple["params"] = [part.hex() for part in parts], isinstance(self.params, bytes)
         simple["buffers"] = [(b.address, b.name, b.writable) for b in self.buffers]
-        arrays = {f"buffer{i}": np.frombuffer(b.data, np.uint8) for i, b in enumerate(self.buffers)}
+        arrays: dict[str, Any] = {f"buffer{i}": np.frombuffer(b.data, np.uint8) for i, b in enumerate(self.buffers)}
         np.savez_compressed(path, launch=np.array(json.dumps(simple)), **arrays)
 
     @staticmethod

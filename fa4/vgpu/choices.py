@@ -17,7 +17,7 @@ from fa4.vgpu.engine import RUNNING, Engine
 from fa4.vgpu.errors import LaunchError, VgpuError
 from fa4.vgpu.program import Program
 from fa4.vgpu.report import StepLimit
-from fa4.vgpu.scheduler import Pick, Scheduler
+from fa4.vgpu.scheduler import ClusterSchedule, Pick, Scheduler
 from fa4.vgpu.state import Cta, Warp
 
 Agent = tuple[int, Hashable]
@@ -57,7 +57,7 @@ class _Plain(Scheduler):
         self.steps: dict[Agent | None, int] = {}
         self.alone = 0
 
-    def plain(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> tuple[Cta, Warp] | Engine | None:
+    def plain(self, ctas: Sequence[Cta], busy: Sequence[Engine]) -> tuple[Cta, Warp] | Engine | None:
         """What the plainest schedule runs next."""
         ready = [(cta, warp) for cta in ctas for warp in cta.warps if warp.state == RUNNING]
         at = next((i for i, (cta, warp) in enumerate(ready) if (cta.index, warp.index) == self.now), None)
@@ -80,6 +80,11 @@ class _Plain(Scheduler):
         return self.now, self.steps.get(self.now, 0)
 
 
+def _everything(clusters: Sequence[ClusterSchedule]) -> tuple[list[Cta], list[Engine]]:
+    """The CTAs of all clusters, and their engines that have something to do."""
+    return [cta for cluster in clusters for cta in cluster.ctas], [engine for cluster in clusters for engine in cluster.busy]
+
+
 def _agent(chosen: tuple[Cta, Warp] | Engine) -> Agent:
     if isinstance(chosen, Engine):
         return chosen.cta.index, (chosen.name,)
@@ -94,10 +99,11 @@ class Recorder(_Plain):
         self.choices: list[Choice] = []
         self.together: list[tuple[Cta, Warp]] = []
 
-    def pick(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
+    def pick(self, clusters: Sequence[ClusterSchedule]) -> Pick | Engine | None:
         """The next step of the schedule."""
+        ctas, busy = _everything(clusters)
         if not self.together:
-            chosen = super().pick(ctas, busy)
+            chosen = super().pick(clusters)
             if not isinstance(chosen, Pick):
                 if chosen is not None:
                     self._note(chosen, ctas, busy)
@@ -107,23 +113,23 @@ class Recorder(_Plain):
         self._note((cta, warp), ctas, busy)
         return Pick(cta, warp.index, warp.index + 1, warp.block)
 
-    def _note(self, chosen: tuple[Cta, Warp] | Engine, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> None:
+    def _note(self, chosen: tuple[Cta, Warp] | Engine, ctas: Sequence[Cta], busy: Sequence[Engine]) -> None:
         agent = _agent(chosen)
         plain = self.plain(ctas, busy)
         if plain is None or _agent(plain) != agent:
             self.choices.append(Choice(*self.here, "switch", agent))
         self.went(agent)
 
-    def gives_up(self) -> bool:
+    def gives_up(self, cluster: ClusterSchedule) -> bool:
         """As in the schedule."""
-        vain = super().gives_up()
+        vain = super().gives_up(cluster)
         if vain:
             self.choices.append(Choice(*self.here, "give up", None))
         return vain
 
-    def place(self, count: int) -> int:
+    def place(self, cluster: ClusterSchedule, count: int) -> int:
         """As in the schedule."""
-        place = super().place(count)
+        place = super().place(cluster, count)
         if place:
             self.choices.append(Choice(*self.here, "place", place))
         return place
@@ -137,8 +143,9 @@ class Replay(_Plain):
         self.places: dict[tuple[Agent | None, int], str] = {}
         self.choices = {(choice.agent, choice.step, choice.what): choice.to for choice in choices}
 
-    def pick(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
+    def pick(self, clusters: Sequence[ClusterSchedule]) -> Pick | Engine | None:
         """The next step."""
+        ctas, busy = _everything(clusters)
         to = self.choices.get((*self.here, "switch"))
         chosen = None if to is None else _find(to, ctas, busy)
         if chosen is not None:
@@ -151,24 +158,25 @@ class Replay(_Plain):
 
     def _place(self, ctas: Sequence[Cta]) -> str:
         """Where the warp that did the last step stands."""
+        index, who = self.now or (-1, -1)
         for cta in ctas:
-            for warp in cta.warps if self.now is not None and cta.index == self.now[0] else ():
-                if warp.index == self.now[1] and warp.state == RUNNING:
+            for warp in cta.warps if cta.index == index else ():
+                if warp.index == who and warp.state == RUNNING:
                     block = cta.launch.kernel.blocks[warp.block]
                     op = block.ops[0] if block.ops else block.end
                     return "" if op is None else f" at PTX line {op.line}: {op.text}" + (f" ({op.source})" if op.source else "")
         return ""
 
-    def gives_up(self) -> bool:
+    def gives_up(self, cluster: ClusterSchedule) -> bool:
         """As chosen."""
         return (*self.here, "give up") in self.choices
 
-    def place(self, count: int) -> int:
+    def place(self, cluster: ClusterSchedule, count: int) -> int:
         """As chosen."""
         return int(self.choices.get((*self.here, "place"), 0)) % count
 
 
-def _find(agent: Agent, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> tuple[Cta, Warp] | Engine | None:
+def _find(agent: Agent, ctas: Sequence[Cta], busy: Sequence[Engine]) -> tuple[Cta, Warp] | Engine | None:
     """An agent, if it can go on."""
     index, who = agent
     for cta in ctas:

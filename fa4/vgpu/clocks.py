@@ -37,6 +37,7 @@ class Clocks:
         own = np.arange(agents)
         self.known[own, ::2, own] = 2 * SITES - 1
         self.used = np.zeros(agents, bool)
+        self.acted = np.zeros(agents, bool)
         self.published: list[Array | None] = [None] * agents
 
     def join(self, agent: int, clock: Array) -> None:
@@ -56,6 +57,7 @@ class Clocks:
 
     def release(self, agent: int) -> Array:
         """The clock that an agent publishes: what it does later does not lie before it. The same array until something changes."""
+        self.acted[agent] = True
         if self.used[agent]:
             clock: Array = self.known[agent].copy()
             self.known[agent, ::2, agent] += SITES

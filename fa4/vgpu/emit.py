@@ -20,6 +20,7 @@ from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.hazards import SITE_NAMES, Sites
 from fa4.vgpu.lexer import integer
+from fa4.vgpu.observe import looks, observed, tell, values_of
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
 from fa4.vgpu.tensor_order import register_bit
 from fa4.vgpu.warpgroup import Multiplications
@@ -140,6 +141,7 @@ class Emitter:
     shared_base: int
     clustered: bool = False
     sites: Sites | None = None
+    observed: bool = False
     lines: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
@@ -247,6 +249,17 @@ class Emitter:
         if self.sites is not None and op.name in SITE_NAMES:
             self.line(f"g.site = {self.sites.number(op)}")
 
+    def observe(self, op: Op, position: int, block: int) -> str:
+        """Tell the observer of an instruction before it is executed, or give the call that tells what it loaded."""
+        if not (self.observed and observed(op)):
+            return ""
+        place = "(g.cta.index, g.first, g.warps)"
+        call = f"{self.helper(tell)}(g.cta.launch, {place}, {(block, position)}, {values_of(self, op)}, {self.masked})"
+        if looks(op):
+            return call
+        self.line(call)
+        return ""
+
     def check_loads(self, op: Op) -> None:
         """Whoever reads what a tcgen05.ld brings waits for it."""
         if self.sites is None:
@@ -322,7 +335,10 @@ class Emitter:
         self.check_multiplications(op)
         self.site(op)
         self.check_loads(op)
+        later = self.observe(op, position, block)
         isa.emit(self, op)
+        if later:
+            self.line(later)
         for register in op.written():
             row = self.watch.rows.get(register)
             if row is not None:
@@ -393,16 +409,20 @@ class Emitter:
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
 
 
-def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool], sites: Sites | None = None) -> Compiled:
-    """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
+def compile_block(
+    kernel: Kernel, watch: Watch, place: tuple[int, bool], shared: tuple[int, bool], sites: Sites | None = None, observed: bool = False
+) -> Compiled:
+    """Generate the function of one block.
 
-    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA; with ``sites`` the code says which
-    instruction accesses memory.
+    ``place`` is (number of the block, whether all lanes of the gangs are active); ``shared`` says where shared memory begins, and whether
+    its addresses have the rank of their CTA; with ``sites`` the code says which instruction accesses memory, with ``observed`` it tells
+    the observer.
 
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites)
+    index, full = place
+    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites, observed)
     try:
         _emit_block(emitter, kernel.blocks[index])
     except UnsupportedInstructionError as error:
@@ -430,6 +450,7 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
         emitter.begin(block.end)
         emitter.check(block.end, (index, len(block.ops)))
         emitter.site(block.end)
+        emitter.observe(block.end, len(block.ops), index)
         isa.emit_end(emitter, block.end)
 
 

@@ -135,7 +135,7 @@ class Engine:
             self.signal.notify()
             return
         self.queue.append(Operation(run, issuer))
-        launch.busy[self] = None
+        self.cta.cluster.schedule.busy[self] = None
 
     def step(self, place: Callable[[int], int] | None = None) -> None:
         """Do one operation; of several, where there is no order, the one that ``place`` says."""
@@ -144,7 +144,7 @@ class Engine:
             queue.rotate(-place(len(queue)))
         operation = queue.popleft()
         if not queue:
-            del launch.busy[self]
+            del self.cta.cluster.schedule.busy[self]
         launch.progress += 1
         try:
             operation.run()

@@ -94,6 +94,14 @@ class DataRaceError(VgpuError):
     """Two accesses of the same memory, one of them a write, that nothing orders (PTX ISA 8.10)."""
 
 
+class SharedGlobalError(VgpuError):
+    """Clusters communicate through global memory, so that they cannot run in several processes; one process runs the kernel."""
+
+
+class WorkerError(VgpuError):
+    """A process that ran clusters of a grid ended without an answer."""
+
+
 class ProxyFenceError(VgpuError):
     """An asynchronous operation reads what was written generically without a proxy fence behind it (PTX ISA 8.6)."""
 

@@ -64,7 +64,7 @@ class Sites:
         self.mods: list[tuple[str, ...]] = [()]
         self.numbers: dict[int, int] = {}
         self.effective: set[int] = set()
-        """Instructions that ordered something new."""
+        """Instructions that ordered something new; of arrivals on mbarriers and initialisations, those that a wait came after."""
         self.mixed: set[int] = set()
         """Instructions at a named barrier together with others."""
         self.shift, self.global_shift = (grain(kernel, space).bit_length() - 1 for space in ("shared", "global"))
@@ -112,8 +112,10 @@ class Hazards:
         self.tensor = TensorOrder(self)
         self.touched = np.zeros((ctas, agents), np.int32)
         self.left: dict[int, Array] = {}
+        self.tentative: dict[int, set[int]] = {}  # instructions that ordered something new for a warp, which did nothing since
         self.fenced: dict[int, Array] = {}
         self.wrote: set[int] = set()  # warps, since their last proxy fence
+        self.fences: dict[int, dict[int, str]] = {}  # the last of the warps, and of which kind, since they handed on anything
         self.fresh: dict[int, list[Mbarrier]] = {}  # that warps made since their last fence
         self.foreign = Foreign(self, launch.order)
         self.lanes = np.repeat(np.arange(self.warps), 32)
@@ -152,10 +154,22 @@ class Hazards:
         return FaultError(DataRaceError, f"{what} is {verb}, but nothing orders this behind {self.describe(conflict)}", lanes)
 
     def follow(self, agent: int, clock: Array, site: int) -> None:
-        """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new."""
+        """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new before anything that follows."""
+        self.settle(agent)
         if site not in self.sites.effective and self.clocks.learns(agent, clock):
-            self.sites.effective.add(site)
+            self.clocks.release(agent)  # what follows has another epoch
+            self.clocks.acted[agent] = False
+            self.tentative.setdefault(agent, set()).add(site)
         self.clocks.join(agent, clock)
+
+    def settle(self, agent: int) -> None:
+        """Of what a warp waited for and fenced, note what anything followed: that it handed on its clock, or an access by itself."""
+        if self.clocks.acted[agent] and agent in self.fences:
+            self.sites.effective.update(self.fences.pop(agent))
+        waits = self.tentative.get(agent)
+        if waits and (self.clocks.used[agent] or self.clocks.acted[agent]):
+            self.sites.effective |= waits
+            waits.clear()
 
     # Warps and shared memory
 
@@ -211,7 +225,10 @@ class Hazards:
 
     def leave(self, cta: Cta, warp: int) -> None:
         """A warp exits."""
-        clock = self.clocks.release(self.warp(cta, warp))
+        agent = self.warp(cta, warp)
+        self.clocks.acted[agent] |= len(self.shared) > 1  # others may use the memory of its CTA until then
+        self.settle(agent)
+        clock = self.clocks.release(agent)
         old = self.left.get(cta.rank)
         self.left[cta.rank] = clock if old is None else np.maximum(old, clock)
 
@@ -220,19 +237,24 @@ class Hazards:
         for i in range(g.warps):
             if mask is None or mask[32 * i : 32 * i + 32].any():
                 agent = self.warp(g.cta, g.first + i)
-                if kind != "release":
-                    for mbarrier in self.fresh.pop(agent, ()):
-                        mbarrier.visible = True
-                        self.sites.effective.add(g.site)
-                if kind == "proxy":
-                    if agent in self.wrote:
-                        self.sites.effective.add(g.site)
-                        self.wrote.discard(agent)
-                    self.clocks.fence(agent)
-                elif kind == "release":
+                if kind == "release":
                     self.foreign.fence(agent)
                     self.fenced[agent] = self.clocks.release(agent)
                     self.sites.effective.add(g.site)  # whether anything needs it is not traced
+                    continue
+                self.settle(agent)
+                ready = self.fresh.pop(agent, [])
+                for mbarrier in ready:
+                    mbarrier.visible = True
+                # What an earlier one did, this one would have done, if the warp has handed on nothing in between.
+                pending = {site: what for site, what in self.fences.get(agent, {}).items() if (what, kind) == ("proxy", "init")}
+                if ready or (kind == "proxy" and agent in self.wrote):
+                    pending[g.site] = kind
+                self.fences[agent] = pending
+                if kind == "proxy":
+                    self.wrote.discard(agent)
+                    self.clocks.fence(agent)
+                self.clocks.acted[agent] = False
 
     def check_end(self, cta: Cta) -> None:
         """A CTA ends: whatever others did to its memory must be ordered before.
@@ -279,6 +301,10 @@ class Hazards:
         agent = self.warp(cta, warp)
         self.use_mbarrier(mbarrier, agent, site)
         if mbarrier.published is not None:
+            self.sites.effective.update(map(self.sites.number, mbarrier.came.values()))
+            if mbarrier.made is not None:
+                self.sites.effective.add(mbarrier.made.stamp % SITES)
+            mbarrier.came.clear()
             self.follow(agent, mbarrier.published, site)
 
     # cp.async

@@ -213,8 +213,10 @@ class Mutation:
 
     def _equivalence(self, mutant: Mutant, original: int) -> str:
         """Why a mutant that passed orders what the instruction with the identity ``original`` does; "" if nothing shows it."""
-        if mutant.change in ("removed", _MORE_IN_FLIGHT) and original not in self.effective and _can_be_redundant(mutant, self.checks):
-            return "whenever it ran, all that it orders was ordered already"
+        if original not in self.effective and _traced(mutant, self.checks):
+            if mutant.kind in ("arrive", "commit", "count"):
+                return "no wait that needed the mbarrier's phase ever followed"
+            return "whenever it ran, all that it orders was ordered already, or nothing followed"
         if mutant.kind == "barrier" and mutant.change.startswith("id ") and original not in self.mixed:
             (op,) = mutant.instead
             if not any(code.sites.numbers.get(id(op)) in code.sites.mixed for code in self.program.code.values()):
@@ -227,12 +229,16 @@ class Mutation:
         return bool((np.isfinite(before) == np.isfinite(after)).all() and _difference(before, after) <= limit)
 
 
-def _can_be_redundant(mutant: Mutant, checks: str) -> bool:
-    """Whether its effect is one of those that are traced."""
+def _traced(mutant: Mutant, checks: str) -> bool:
+    """Whether ``Sites.effective`` tells if its instruction ever mattered."""
     opcode = mutant.text.split(maxsplit=1)[-1] if mutant.text.startswith("@") else mutant.text
-    if opcode.startswith("tcgen05.fence") and checks != "isa":
-        return False
-    return mutant.kind in ("wait", "stage", "barrier", "fence") and not opcode.startswith(("bar.arrive", "barrier.cta.arrive"))
+    if mutant.kind == "barrier":
+        return mutant.change == "removed" and not opcode.startswith(("bar.arrive", "barrier.cta.arrive", "barrier.cluster.arrive"))
+    if mutant.kind == "commit":
+        return opcode.startswith("tcgen05.commit")
+    if opcode.startswith("tcgen05.fence"):
+        return checks == "isa"
+    return mutant.kind != "semaphore"
 
 
 _KINDS = ("bf16", "f16", "f32")

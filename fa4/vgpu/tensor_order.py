@@ -118,7 +118,7 @@ class TensorOrder:
             clock[:, streams[0]] = clock[:, streams[1]] = _EVERYTHING
             start = (lane // QUADRANT + i - lanes.start // 32) * COLUMNS + columns[0]
             top = int(self.clocks.known[streams[write], MEMORY, streams[write]])
-            self.clocks.used[streams[write]] = True
+            self.clocks.used[streams[write]] = self.clocks.acted[self.hazards.warp(cta, warp)] = True
             self.access(cta, slice(start, start + columns[1]), (streams[write], clock, top - (SITES - 1 - g.site)), write)
             yield i, streams[write], top
 

@@ -128,13 +128,13 @@ class Multiplications:
             FaultError: there is none. Reads alone need one with ``checks="isa"`` only.
         """
         here = slice(gang.first, gang.last)
-        bad = ~self.fenced[here]
+        bad: Array = ~self.fenced[here]
         what = "the first wgmma"
         if not bad.any():
             for name, rows in zip(("the result", "A"), registers, strict=True):
                 if rows is not None and not bad.any():
                     touched = self.touched[rows, here] & (_READ | _WRITTEN if strict else _WRITTEN)
-                    bad = touched.any(0)
+                    bad = np.asarray(touched.any(0))
                     what = f"a wgmma uses a register of {name} that was {'written' if (touched & _WRITTEN).any() else 'read'} before, and"
         if bad.any():
             raise FaultError(TensorFenceError, f"{what} has no wgmma.fence in front of it", np.repeat(bad, 32))

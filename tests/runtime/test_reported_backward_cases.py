@@ -68,7 +68,7 @@ def test_20_sums_beyond_32_bits():
         lse_log2[:, :, :70, 0] = lse * math.log2(math.e)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         read = q, k, v, dout, lse_log2[..., 0], delta[..., 0]
-        virtual.run(Gpu(ARCH), artifact, read, (dk, dv), (64**-0.5, None, None, None), (sums, None))
+        virtual.run(Gpu(ARCH), artifact, read, (dk, dv), (64**-0.5, None, None, None), updated=(sums, None))
         results.append((sums[:, :, :128].clone(), dk, dv))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert results[0][0][0, 1].any()

@@ -13,6 +13,7 @@ from fa4.cli import main
 from fa4.errors import BackendError
 from fa4.testing import witness
 from fa4.testing.witness import VERSION, Witness, witnesses
+from fa4.vgpu.isa.table import WITNESSED, key_of
 
 
 def installed() -> bool:
@@ -83,6 +84,9 @@ class TestCovering:
         found = answers(arch)
         assert [a.witness for a in found] == [case for case in CASES[arch] for _ in SEEDS[arch]]
         check(arch, found)
+
+    def test_the_table_of_instructions_says_what_it_executes(self):
+        assert {key_of(opcode) for arch in CASES for answer in answers(arch) for opcode in answer.opcodes} == WITNESSED
 
     def test_only_the_deterministic_backward_is_the_same_under_two_schedules(self):
         """CTAs add to the gradients in the order in which they come, unless a semaphore keeps it; one does, the other does not."""

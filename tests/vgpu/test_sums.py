@@ -34,8 +34,8 @@ DONE:
 """
 
 
-def record(body, seed, grid=3, schedule="priority"):
-    gpu = Gpu("sm_90a", schedule=schedule, seed=seed)
+def record(body, seed, grid=3, schedule="priority", checks="basic"):
+    gpu = Gpu("sm_90a", schedule=schedule, seed=seed, checks=checks)
     gpu.sums = []
     arrays = run(body, gpu=gpu, grid=grid, shared=128, threads=1)
     (sums,) = gpu.sums
@@ -64,6 +64,31 @@ def test_additions_in_order_explain_the_sum(body):
     name, offsets = differences(one, other)
     assert (name, offsets.tolist()) == ("b", [0] if body == ADD else [0, 4, 8, 12])
     assert differences(one, one) is None
+
+
+AGAIN = """
+cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1], [%r3], 16;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+DONE:
+"""
+
+
+def test_additions_that_nothing_orders_are_found_in_any_order():
+    for seed in range(3):
+        sums, _ = record(BULK, seed, checks="hazards")
+        before, after = (sums.additions[i].cta for i in sums.unordered)
+        assert before != after
+    assert record(BULK, 0)[0].unordered is None, "without checks of order nothing is known"
+
+
+@pytest.mark.parametrize(("wait", "ordered"), [("wait_group 0;", True), ("wait_group.read 0;", False)])
+def test_a_thread_orders_its_additions_by_waiting_for_their_end(wait, ordered):
+    body = BULK.replace("wait_group 0;\nDONE:\n", wait + AGAIN)
+    assert body.count("cp.reduce") == 2
+    sums, _ = record(body, 0, grid=1, checks="hazards")
+    assert len(sums.additions) == 2
+    assert (sums.unordered is None) == ordered
 
 
 def test_what_is_no_sum_of_numbers_is_not_recorded():

@@ -258,7 +258,7 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
                 parts.append(part)
         if not ready and not blocking:
             g.cta.warps[g.first + i].spins += 1
-        if blocking and not ready and not g.cta.launch.gives_up():
+        if blocking and not ready and not g.cta.launch.scheduler.gives_up(g.cta.cluster.schedule):
             _park(g, i, parts)
 
 

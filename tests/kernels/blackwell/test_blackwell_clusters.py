@@ -50,13 +50,14 @@ PERSISTENT_PAIR = configured(masked=False, cta_pair=True, ctas=4, rescale_thresh
 
 
 def checked(shape, options, configure, dtype=torch.bfloat16):
-    """The right numbers and the expected bytes, with hazards and canaries beside the outputs."""
+    """The right numbers and the expected bytes, with every check and canaries beside the outputs; nothing spills."""
     inputs = make_inputs(shape, dtype)
     config = configure(inputs)
-    assert_moves(run(inputs, options, config, checks="hazards"))
+    assert_moves(run(inputs, options, config, checks="isa"))
     whole_out, out = embedded((shape.batch, shape.seqlen_q, shape.heads_q, shape.dim_v), (1, 3, 1, 8), dtype)
     whole_lse, lse = embedded((shape.batch, shape.heads_q, shape.seqlen_q), (1, 1, 5), torch.float32)
     artifact = compiled(inputs.q, inputs.v, options, config, ARCH)
+    assert artifact.kernels[0].resources.stack == 0
     virtual.run(Gpu(ARCH), artifact, (inputs.q, inputs.k, inputs.v), (out, lse), scalars(options, shape.head_dim))
     assert_right((out.clone(), lse.clone()), inputs, options)
     assert changed_canaries(whole_out, out) == changed_canaries(whole_lse, lse) == 0
@@ -116,7 +117,13 @@ def test_faults_of_pairs_are_noticed(fault):
     broken = replace(artifact, ptx=FAULTS[fault](artifact.ptx))
     assert broken.ptx != artifact.ptx
     with pytest.raises(VgpuError):
-        attention(Gpu(ARCH, checks="hazards"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=broken)
+        attention(Gpu(ARCH, checks="isa"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=broken)
+
+
+def test_o_leaves_through_its_own_q():
+    """One CTA computes several tiles, D and Dv differ: the next Q of a query tile may come when O of the same one has left."""
+    configure = configured(masked=False, ctas=1, o_over_q=True, stages=4)
+    checked(AttentionShape(1, 260, 140, 2, 1, 32, 16), FULL, configure)
 
 
 # Packed heads
@@ -145,12 +152,12 @@ DIMS = [(64, 64), (96, 96), (128, 128), (192, 128), (56, 32)]
 SWITCHES = {
     "pair": {"cta_pair": True},
     "pair, one query tile": {"cta_pair": True, "q_tiles": 1},
-    "pair, O over Q": {"cta_pair": True, "o_over_q": True, "stages": 4},
-    "pair, persistent": {"masked": False, "cta_pair": True, "ctas": 4, "order": "persistent"},
+    "pair, O over Q": {"masked": False, "cta_pair": True, "ctas": 2, "o_over_q": True, "stages": 4},
+    "pair, persistent": {"masked": False, "cta_pair": True, "ctas": 2},
     "pair, packed": {"cta_pair": True, "pack_heads": 2},
     "packed": {"pack_heads": 8},
     "packed, one query tile": {"pack_heads": 4, "q_tiles": 1},
-    "packed, persistent": {"masked": False, "pack_heads": 4, "q_tiles": 1, "ctas": 3, "order": "persistent"},
+    "packed, persistent": {"masked": False, "pack_heads": 4, "q_tiles": 1, "ctas": 1},
     "one query tile": {"q_tiles": 1},
 }
 
@@ -179,6 +186,14 @@ SETTINGS = {
     "single order": {"order": "single"},
     "registers": {"registers": (184, 88, 56)},
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0, 4, 16])
+def test_shares_of_exponentials(share):
+    inputs = make_inputs(AttentionShape(1, 300, 400, 1, 1, 64))
+    expected = 128 * (1 - share / 16)
+    assert expected <= run(inputs, FULL, configured(exp2=Exp2Policy(share))(inputs)).exponentials <= expected + 1
 
 
 @pytest.mark.slow

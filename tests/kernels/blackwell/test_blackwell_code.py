@@ -151,6 +151,11 @@ class TestCompiled:
         widths = padded_head_dim(task.head_dim), padded_head_dim(task.head_dim_v) // config.cluster  # of K and V
         assert load["tma load"] == sum(width // swizzle_columns(width) for width in widths)
 
+    def test_share_of_exponentials(self, compile_ptx, task, arch, config):
+        """Those that are not emulated, the factor's, and with softcap one for each score."""
+        expected = config.tile_n * (1 - config.exp2.share) + 1 + config.tile_n * task.softcap
+        assert {loop["ex2"] for loop in trips(compile_ptx(task, arch, config).ptx)["softmax"]} == {expected}
+
     def test_nothing_spills(self, compile_ptx, task, arch, config):
         compiled = compile_ptx(task, arch, config)
         assert compiled.resources[1:4] == [0, 0, 0]

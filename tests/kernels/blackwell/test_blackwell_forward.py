@@ -92,10 +92,10 @@ HANDFUL = [
 def assert_bitwise_equal_over(schedules, shape, options, dtype, configure=lambda inputs: None):
     inputs = make_inputs(shape, dtype)
     config = configure(inputs)
-    expected = attention(Gpu(ARCH), inputs.q, inputs.k, inputs.v, options, config)
+    expected = attention(Gpu(ARCH, checks="isa"), inputs.q, inputs.k, inputs.v, options, config)
     assert_right(expected, inputs, options)
     for schedule, seed, delay in schedules:
-        gpu = Gpu(ARCH, schedule=schedule, seed=seed, delay=delay, resident=1 + seed % 3)
+        gpu = Gpu(ARCH, schedule=schedule, seed=seed, delay=delay, resident=1 + seed % 3, checks="isa")
         results = attention(gpu, inputs.q, inputs.k, inputs.v, options, config)
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(results, expected, strict=True)), (schedule, seed, delay)
 
@@ -133,7 +133,10 @@ class Blocks:
         self.entries[warp, block] += 1
         self.lanes[block] += lanes
 
-    def event(self, cta, warp, kind, fields):
+    def launch(self, launch, program):
+        pass
+
+    def event(self, cta, warp, op, lanes, values):
         pass
 
 
@@ -151,6 +154,16 @@ class Run:
         """Those of a block."""
         block = self.code[index]
         return block.ops if block.end is None else (*block.ops, block.end)
+
+    @property
+    def exponentials(self):
+        """How many the special-function unit computed of each row and key tile, the factor's included, on average."""
+        traffic = self.traffic
+        steps = traffic.heads * traffic.config.cluster * 4 * traffic.config.q_tiles * sum(traffic.key_tiles)
+        found = (
+            n * sum(op.opcode.startswith("ex2.") for op in self.instructions(i)) for (warp, i), n in self.blocks.entries.items() if warp < 8
+        )
+        return sum(found) / steps
 
     @property
     def rescales(self):
@@ -182,7 +195,7 @@ def run(inputs, options, config=None, **gpu):
     shape = AttentionShape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, d, dv)
     traffic = ForwardTraffic(shape, config, normalise_window(options.window_size, options.causal))
     (kernel,) = artifact.kernels
-    return Run(results, gpu.report(), traffic, blocks, virtual.parsed(artifact.ptx).kernel(kernel.name).blocks)
+    return Run(results, gpu.report(), traffic, blocks, virtual.parsed(artifact.ptx, artifact.cubin).kernel(kernel.name).blocks)
 
 
 def assert_moves(found):
@@ -218,8 +231,10 @@ def test_traffic_of_ragged_tiles(shape, options, dtype):
     assert_moves(run(make_inputs(shape, dtype), options))
 
 
-def test_most_rescales_are_skipped():
+def test_most_rescales_are_skipped_and_the_share_is_emulated():
     found = run(make_inputs(AttentionShape(1, 1024, 1024, 1, 1, 64)), CAUSAL)
+    assert found.traffic.config.exp2.share == 0.25
+    assert 96 <= found.exponentials <= 97
     assert rescale_decisions(found.traffic) == 4 * 2 * (1 + 3 + 5 + 7)
     assert found.skipped > 0.8
 

@@ -15,6 +15,7 @@ from fa4.kernels.blackwell.forward.pipelines import Barriers
 from fa4.kernels.blackwell.forward.storage import Shared
 from fa4.kernels.common.host import Limits
 from fa4.kernels.common.mask import Band, KeyTiles
+from fa4.kernels.common.modifier import Modifiers
 from fa4.kernels.common.score import ScoreScalars
 from fa4.schedule.device import TileOrder, tile_at
 
@@ -82,6 +83,7 @@ class Context:
     tiles: Tiles
     seqlens: tuple[Int32, Int32]
     scalars: ScoreScalars
+    modifiers: Modifiers
 
     @property
     def barriers(self) -> Barriers:

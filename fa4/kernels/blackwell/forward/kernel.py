@@ -16,6 +16,7 @@ from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout, tile_shapes
 from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
+from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
@@ -67,6 +68,7 @@ class BlackwellForward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
+        *aux: cute.Tensor,
     ) -> None:
         """Launch on ``stream``; arguments as in ``AmpereForward``."""
         batch, seqlen_q, heads_q, _ = mQ.shape
@@ -97,7 +99,8 @@ class BlackwellForward:
                 moves.append(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
-            self.kernel(*moves, mO, mLSE, score_scalars(softmax_scale, softcap), tiles).launch(
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None, aux)
+            self.kernel(*moves, mO, mLSE, scalars, tiles).launch(
                 grid=[grid, 1, 1],
                 block=[THREADS, 1, 1],
                 cluster=[config.cluster, 1, 1] if const_expr(config.cta_pair) else None,
@@ -135,7 +138,8 @@ class BlackwellForward:
         rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
 
         seqlens = mO.shape[1], K.tensor.shape[0]
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars)
+        user = modifiers(self.problem, scalars, seqlens)
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
         if warp < 4:
             cute.arch.setmaxregister_increase(config.registers[0])
             softmax.run(c, mLSE, 0, thread)

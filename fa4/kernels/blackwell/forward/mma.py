@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import ELEMENT_BYTES, TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
-from fa4.kernels.blackwell.forward.storage import slot_elements, tile_shapes
+from fa4.kernels.blackwell.forward.storage import query_tile_elements, slot_elements, tile_shapes
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
 
 BOTH = 0b11
@@ -58,7 +58,7 @@ def scores(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
     """S = Q K^T of one query tile; then s_full."""
     d = padded_head_dim(c.head_dims[0])
     to = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
-    a = products.Q + stage * (TMEM_LANES * d * ELEMENT_BYTES >> 4)
+    a = products.Q + stage * (query_tile_elements(c.config, c.head_dims)[0] * ELEMENT_BYTES >> 4)
     b = products.K + Int64(slot * slot_distance(c))
     rows = tile_shapes(c.config, c.head_dims).K[0]
     with cute.arch.elect_one():

@@ -74,7 +74,8 @@ def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
     Waits: s_full; total_empty.
     Signals: factor_full; p_ready after three quarters of P, p_last; total_full at the end.
-    Order: S to registers; mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor memory; sum.
+    Order: S to registers; softcap, user functions, mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor
+        memory; sum.
     """
     each_tile(c, visit, State(Int32(0), Int32(0)), mLSE, stage, thread)
 
@@ -112,14 +113,19 @@ def scores(
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
-    if const_expr(c.scalars.gain is not None or masked):
+    if const_expr(c.scalars.gain is not None or c.modifiers.present or masked):
         for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
             part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
             if const_expr(c.scalars.gain is not None):
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
+            query, first_key = c.query(work, stage * TMEM_LANES + thread), tile * c.config.tile_n + chunk * CHUNK
+            if const_expr(c.modifiers.present):
+                # Functions are not asked about rows that stand for no query.
+                row_of, head = (query.position if query.exists else 0), (query.head if query.exists else 0)
+                c.modifiers.apply(part, (work.batch, head, row_of), first_key, masked)
             if const_expr(masked):
-                hide(work.band, c.query(work, stage * TMEM_LANES + thread).position, tile * c.config.tile_n + chunk * CHUNK, part)
+                hide(work.band, query.position, first_key, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))

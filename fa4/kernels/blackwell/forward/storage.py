@@ -88,27 +88,34 @@ def slot_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) ->
     return config.tile_n // config.cluster * max(map(padded_head_dim, head_dims))
 
 
+def query_tile_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> tuple[int, int]:
+    """Elements from a tile of Q, and from one of O, to the next; where O leaves through sQ, that of a query tile through its own Q."""
+    d, dv = map(padded_head_dim, head_dims)
+    if config.o_over_q:
+        d = dv = max(d, dv)
+    return TMEM_LANES * d, TMEM_LANES * dv
+
+
 def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: Any) -> Shared:
     """Lay the tiles out; sizes are those of ``fa4.config.blackwell_forward_shared_memory``."""
     shapes = tile_shapes(config, head_dims)
-    (_, d), (_, dv) = shapes.Q, shapes.O
+    size_Q, size_O = query_tile_elements(config, head_dims)
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
-    rows = config.q_tiles * TMEM_LANES
     factor = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     slot = slot_elements(config, head_dims)
-    base_Q = allocator.allocate_array(dtype, rows * (max(d, dv) if config.o_over_q else d), byte_alignment=1024)
+    base_Q = allocator.allocate_array(dtype, config.q_tiles * size_Q, byte_alignment=1024)
     base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
-    base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, rows * dv, byte_alignment=1024)
+    base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, config.q_tiles * size_O, byte_alignment=1024)
     return Shared(
         barriers,
         address,
         factor,
         total,
-        tiles(base_Q, shapes.Q, (config.q_tiles, TMEM_LANES * d)),
+        tiles(base_Q, shapes.Q, (config.q_tiles, size_Q)),
         tiles(base_K, shapes.K, (config.stages, slot)),
         tiles(base_K, shapes.V, (config.stages, slot)),
-        tiles(base_O, shapes.O, (config.q_tiles, TMEM_LANES * dv)),
+        tiles(base_O, shapes.O, (config.q_tiles, size_O)),
     )
