@@ -127,6 +127,7 @@ class Exp2Policy:
 
 TMEM_COLUMNS = 512
 TMEM_LANES = 128
+RESCALES = ("branch", "select")
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class BlackwellForwardConfig:
 
     ``q_tiles`` tiles of 128 queries per CTA take turns on the tensor cores; ``tile_n`` keys per tile; ``stages`` tiles of K or V in the
     ring; ``registers`` per thread of the softmax, correction and other warps. A row's reference moves when a score exceeds it by more than
-    ``rescale_threshold`` (log2 units; 0: at every growth). With ``o_over_q`` O leaves through the shared memory of Q.
+    ``rescale_threshold`` (log2 units; 0: at every growth). ``rescale`` says how O follows: "branch" skips the multiplication where no row of
+    a warp moved, "select" multiplies by 1 there, without a vote or a branch. With ``o_over_q`` O leaves through the shared memory of Q.
     ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
     ``ctas`` CTAs share the tiles. Heads whose K and V fit ``l2_budget`` bytes take turns.
     """
@@ -145,6 +147,7 @@ class BlackwellForwardConfig:
     tile_n: int = 128
     registers: tuple[int, int, int] = (192, 80, 48)
     rescale_threshold: float = 8.0
+    rescale: str = "branch"
     o_over_q: bool = False
     exp2: Exp2Policy = Exp2Policy()
     order: str = "single"
@@ -165,6 +168,7 @@ class BlackwellForwardConfig:
                 "for example (192, 80, 48)",
             ),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
+            "rescale": (self.rescale in RESCALES, f"must be one of {', '.join(RESCALES)}", "use branch"),
         }
         for name, (ok, rule, remedy) in rules.items():
             if not ok:

@@ -63,13 +63,22 @@ def ampere_forward_config(problem: AttentionProblem, arch: Arch) -> AmpereForwar
     return row.config
 
 
-# D, Dv up to: as many stages as 227 KB hold, at most 6 (3 key tiles under way). Registers are the published budget (FlashAttention-4).
+# D, Dv up to: as many stages as 227 KB hold, at most 6 (3 key tiles under way).
+#
+# Registers: both published budgets fill the 64 K of an SM. (192, 80, 48) is FlashAttention-4's. Moving some from softmax to correction,
+# (184, 88, 56), is published as 2.1% faster without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By
+# counts there is nothing between them: neither spills, and trips are as long, but for D 64 without a mask, where 184 spill one register.
+#
+# rescale: by counts "branch", which at D 128 issues 16 instructions of correction's 168 in a trip that moves no reference, where "select"
+# issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.
 _BLACKWELL = (
     (64, 64, BlackwellForwardConfig(stages=6), "163 KB"),
     (96, 96, BlackwellForwardConfig(stages=5), "219 KB"),
     (128, 128, BlackwellForwardConfig(stages=3), "227 KB, all there is"),
     (224, 128, BlackwellForwardConfig(stages=2, o_over_q=True), "up to 227 KB; with a place of its own O would leave room for one stage"),
 )
+
+_UNMASKED_REGISTERS = (184, 88, 56)
 
 
 def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> BlackwellForwardConfig:
@@ -88,9 +97,7 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     row = replace(row, exp2=exp2_policy(problem, arch), ctas=int(arch.sm_count), l2_budget=int(arch.l2) // 2)
     if problem.causal or any(problem.window):
         return replace(row, order="lpt")
-    # The correction warps of the persistent order hold more from tile to tile, and spill with 80 registers (at D 64 and 192 with 88, too).
-    # That registers moved from softmax to correction is published as 2.1% faster without a mask (AVO, arXiv 2603.24517: 184, 88, 56).
-    return replace(row, order="persistent", registers=(184, 96, 48))
+    return replace(row, order="persistent", registers=_UNMASKED_REGISTERS if max(d, dv) > 64 else row.registers)
 
 
 def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:

@@ -66,8 +66,9 @@ KINDS = {
     "barrier wait": "mbarrier.try_wait",
     "barrier arrive": "mbarrier.arrive",
     "fence": ("fence.", "tcgen05.fence"),
-    "tma load": "cp.async.bulk.tensor.4d.shared",
-    "tma store": "cp.async.bulk.tensor.4d.global",
+    "named barrier": ("bar.sync", "barrier.sync", "bar.arrive", "barrier.arrive", "barrier.cta"),
+    "tma load": ("cp.async.bulk.tensor.4d.shared", "cp.async.bulk.tensor.5d.shared"),
+    "tma store": ("cp.async.bulk.tensor.4d.global", "cp.async.bulk.tensor.5d.global"),
 }
 
 
@@ -94,7 +95,7 @@ def role(counts):
 def trips(ptx):
     """Instructions of a trip of each loop over key tiles, by role, in the order of the text; branches that a trip may skip count too."""
     found = {"load": [], "mma": [], "softmax": [], "correction": []}
-    for body in loops(ptx, *(KINDS[kind] for kind in ("mma", "tma load", "tmem load"))):
+    for body in loops(ptx, KINDS["mma"], *KINDS["tma load"], KINDS["tmem load"]):
         counts = count(body)
         found[role(counts)].append(counts)
     return found
@@ -132,8 +133,9 @@ class TestCompiled:
         found = trips(compile_ptx(task, arch).ptx)
         (mma,), (load,) = found["mma"], found["load"]
         assert mma["mma"] == config.q_tiles * (padded_head_dim(task.head_dim) + config.tile_n) // 16
-        boxes = [padded_head_dim(d) // swizzle_columns(padded_head_dim(d)) for d in (task.head_dim, task.head_dim_v)]
-        assert load["tma load"] == sum(boxes)  # K and V
+        # K and V: one box each, or one for each block of columns where the last of them is not full.
+        widths = [(d, padded_head_dim(d), swizzle_columns(padded_head_dim(d))) for d in (task.head_dim, task.head_dim_v)]
+        assert load["tma load"] == sum(padded // width if d % width else 1 for d, padded, width in widths)
 
     def test_nothing_spills(self, compile_ptx, task, arch):
         compiled = compile_ptx(task, arch)

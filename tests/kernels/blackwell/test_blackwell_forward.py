@@ -224,7 +224,7 @@ class Run:
 
     def stores_of(self, index):
         """The instructions of a block that store O."""
-        return [op for op in self.instructions(index) if op.opcode.startswith("cp.async.bulk.tensor.4d.global")]
+        return [op for op in self.instructions(index) if re.match(r"cp\.async\.bulk\.tensor\.[45]d\.global", op.opcode)]
 
     def instructions(self, index):
         """Those of a block."""

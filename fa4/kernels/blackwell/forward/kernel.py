@@ -11,7 +11,7 @@ import cutlass.pipeline as pl
 from cutlass import Float32, Int32, Int64, const_expr, memory
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellForwardConfig, padded_head_dim
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellForwardConfig, padded_head_dim, swizzle_columns
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout
@@ -30,6 +30,18 @@ class Tma(NamedTuple):
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
+
+
+def whole_boxes(layout: cute.Layout) -> cute.Layout:
+    """A (batch, sequence, head, D) layout with D as (columns of a swizzled block, blocks), where blocks divide it.
+
+    A copy's box then has all blocks of a tile: one instruction, where a flat D takes one for each block.
+    """
+    d = layout.shape[3]
+    width = swizzle_columns(padded_head_dim(d))
+    if d % width or d == width:
+        return layout
+    return cute.make_layout((*layout.shape[:3], (width, d // width)), stride=(*layout.stride[:3], (1, width)))
 
 
 class BlackwellForward:
@@ -85,7 +97,7 @@ class BlackwellForward:
                 (mV, config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
                 (mO, TMEM_LANES, cpasync.CopyBulkTensorTileS2GOp()),
             ):
-                by_head = cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
+                by_head = cute.make_tensor(x.iterator, cute.select(whole_boxes(x.layout), mode=[1, 3, 2, 0]))
                 tile = (tile_rows, padded_head_dim(x.shape[3]))
                 moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(tile_rows, x.shape[3], self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -111,6 +123,9 @@ class BlackwellForward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
         shared = allocate(config, self.head_dims, self.dtype)
+        if warp == LOAD:
+            for x in (Q, K, V, O):
+                cpasync.prefetch_descriptor(x.atom)
         if warp == MMA:
             with cute.arch.elect_one():
                 shared.barriers.initialise(config)

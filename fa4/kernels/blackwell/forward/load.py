@@ -51,7 +51,8 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
     Signals: q_full, kv_full by the bytes that arrive (elements beyond a tensor arrive as 0).
     Order: Q0, K, Q1, V of the last key tile; then K, V of each one before it.
     """
-    each_tile(c, visit, State(Slot(Int32(0), Int32(0)), Int32(0)), Q, K, V)
+    each_tile(c, visit, State(Slot(Int32(0), Int32(1)), Int32(0)), Q, K, V)  # the phase before the first: slots begin empty
+    cute.arch.sync_warp()
 
 
 @cute.jit
@@ -64,16 +65,22 @@ def visit(c: Context, work: Work, state: State, Q: Source, K: Source, V: Source)
             c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
             Q.start(tile + stage, at_Q, Int32(stage), c.barriers.q_full.at(stage))
             if const_expr(stage == 0):
-                slot = fill(c, K, work.tiles.end - 1, at, slot)
-        slot = fill(c, V, work.tiles.end - 1, at, slot)
-    for key_tile in cutlass.range(work.tiles.end - 2, work.tiles.begin - 1, -1, unroll=1):
-        slot = fill(c, V, key_tile, at, fill(c, K, key_tile, at, slot))
+                fill(c, K, work.tiles.end - 1, at, slot)
+                slot = following(slot, c.config.stages, after_K=True)
+        fill(c, V, work.tiles.end - 1, at, slot)
+        slot = following(slot, c.config.stages)
+    key_tile = work.tiles.end
+    for _ in cutlass.range(work.count - 1, unroll=1):
+        key_tile = key_tile - 1
+        fill(c, K, key_tile - 1, at, slot)
+        slot = following(slot, c.config.stages, after_K=True)
+        fill(c, V, key_tile - 1, at, slot)
+        slot = following(slot, c.config.stages)
     return State(slot, state.used + Int32(work.count > 0))
 
 
 @cute.jit
-def fill(c: Context, X: Source, tile: Int32, at: tuple[Int32, Int32], slot: Slot) -> Slot:
-    """Start a tile into a slot as soon as it is empty; returns the next slot."""
-    c.barriers.kv_empty.wait(slot.index, slot.phase ^ 1)
+def fill(c: Context, X: Source, tile: Int32, at: tuple[Int32, Int32], slot: Slot) -> None:
+    """Start a tile into a slot as soon as it is empty."""
+    c.barriers.kv_empty.wait(slot.index, slot.phase)
     X.start(tile, at, slot.index, c.barriers.kv_full.at(slot.index))
-    return following(slot, c.config.stages)

@@ -2,17 +2,19 @@
 
 ::
 
-    load --q_full--> mma --s_full--> softmax --factor_full--> correction --o_ready--> epilogue
+    load --q_full--> mma --s_full--> softmax ----factor-----> correction --o_ready--> epilogue
          <-q_empty-      <-p_ready--         --total_full--->            <-o_empty-
          --kv_full->     <-p_last---         <-total_empty---     |
          <-kv_empty-     <-p_ready--------------------------------+
                          --o_full-------------------------------->+
 
-The factors that softmax hands to correction need no barrier back: the next one is written after s_full of the next key tile, whose S is
-issued after the product that waits for p_ready of this one, and correction arrives there when it has read the factor. The sum of a row,
-which follows the last factor without such a wait, has barriers of its own.
+All but ``factor`` are mbarriers, with an entry for each query tile or for each slot of the ring. Threads arrive for themselves: their
+own accesses are ordered before, and no warp has to come together for it.
 
-Every barrier has an entry for each query tile, those of the ring one for each slot.
+A factor goes from a warp of the softmax to the warp of correction that has the same rows, through a named barrier of these two: one
+instruction on either side, no phases. It needs no barrier back: the next factor is written after s_full of the next key tile, whose S is
+issued after the product that waits for p_ready of this one, where correction arrives when it has read the factor. The sum of a row,
+which follows the last factor without such a wait, has mbarriers.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from fa4.config import BlackwellForwardConfig
+from fa4.config import WARP, BlackwellForwardConfig
 
-WARPS = 4
-"""Warps of a softmax or correction warpgroup: each arrives once, after all its lanes have done their part."""
+GROUP = 4 * WARP
+"""Threads of a softmax or correction warpgroup."""
 
 # name: (arrivals, whether there is one for each slot of the ring rather than for each query tile)
 GRAPH = {
@@ -36,13 +38,12 @@ GRAPH = {
     "kv_full": (1, True),  # load, with the bytes of K or V, to mma
     "kv_empty": (1, True),  # mma, by commit: the products that read the slot are complete
     "s_full": (1, False),  # mma, by commit: S is complete, and so is the product that read the P before
-    "p_ready": (2 * WARPS, False),  # softmax: most of P is in tensor memory; correction: O has the reference of this P
-    "p_last": (WARPS, False),  # softmax: all of P is
-    "factor_full": (WARPS, False),  # softmax to correction: what O is to be multiplied by
-    "total_full": (WARPS, False),  # softmax to correction: the sum of the row
-    "total_empty": (WARPS, False),  # correction has read it
+    "p_ready": (2 * GROUP, False),  # softmax: most of P is in tensor memory; correction: O has the reference of this P
+    "p_last": (GROUP, False),  # softmax: all of P is
+    "total_full": (GROUP, False),  # softmax to correction: the sum of the row
+    "total_empty": (GROUP, False),  # correction has read it
     "o_full": (1, False),  # mma, by commit: O is complete
-    "o_ready": (WARPS, False),  # correction to epilogue: O is in shared memory
+    "o_ready": (GROUP, False),  # correction to epilogue: O is in shared memory
     "o_empty": (1, False),  # epilogue: it has left
 }
 
@@ -64,10 +65,30 @@ class Barrier:
 
     @cute.jit
     def arrive(self, index: Int32) -> None:
-        """Once for the warp, whose lanes have come this far and whose memory accesses are ordered before."""
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.at(index))
+        """For each thread that comes here; its memory accesses are ordered before."""
+        cute.arch.mbarrier_arrive(self.at(index))
+
+
+FIRST_PAIR = 2
+"""The first named barrier of warp pairs; those before are of the whole CTA."""
+
+
+@cute.jit
+def _pair(query_tile: cutlass.Constexpr[int], thread: Int32) -> Int32:
+    """The named barrier of the softmax warp and the correction warp that have the same rows."""
+    return FIRST_PAIR + query_tile * (GROUP // WARP) + thread // WARP
+
+
+@cute.jit
+def give_factor(query_tile: cutlass.Constexpr[int], thread: Int32) -> None:
+    """By a softmax warp: its factors are in shared memory. PTX ISA 9.7.13.1, producer and consumer."""
+    cute.arch.barrier_arrive(barrier_id=_pair(query_tile, thread), number_of_threads=2 * WARP)
+
+
+@cute.jit
+def take_factor(query_tile: cutlass.Constexpr[int], thread: Int32) -> None:
+    """By a correction warp: waits until they are."""
+    cute.arch.barrier(barrier_id=_pair(query_tile, thread), number_of_threads=2 * WARP)
 
 
 @dataclass(frozen=True)
@@ -81,7 +102,6 @@ class Barriers:
     s_full: Barrier
     p_ready: Barrier
     p_last: Barrier
-    factor_full: Barrier
     total_full: Barrier
     total_empty: Barrier
     o_full: Barrier
