@@ -13,7 +13,6 @@ from fa4.kernels.blackwell.forward.pipelines import take_factor
 from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
 from fa4.kernels.common.opaque import opaque, thread_index
 
-
 RESCALED, FINISHED = 64, 32
 """Columns of O in registers at a time: what is rounded needs registers twice."""
 
@@ -127,11 +126,9 @@ def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
     Owns: nothing; reads sO.
     Waits: o_ready.
     Signals: o_empty, and where O leaves through sQ q_empty.
-    Order: both tiles are on their way before the first is waited for.
+    Order: both tiles are on their way before the first is waited for, until shared memory is read; the end of the kernel does the rest.
     """
     each_tile(c, leave, Int32(0), atom, mO)
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
 @cute.jit
@@ -141,13 +138,12 @@ def leave(c: Context, work: Work, used: Int32, atom: cute.CopyAtom, mO: cute.Ten
     gO = cute.local_tile(mO[None, None, work.head, work.batch], (rows, columns), (None, 0))
     source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(c.shared.sO, 0, 2), cute.group_modes(gO, 0, 2))
     if work.count > 0:
-        for stage in cutlass.range_constexpr(count):
-            c.barriers.o_ready.wait(stage, used & 1)
-            with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
+        with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
+            for stage in cutlass.range_constexpr(count):
+                c.barriers.o_ready.wait(stage, used & 1)
                 cute.copy(atom, source[None, stage], to[None, work.first_row // rows + stage])
                 cute.arch.cp_async_bulk_commit_group()
-        for stage in cutlass.range_constexpr(count):
-            with cute.arch.elect_one():
+            for stage in cutlass.range_constexpr(count):
                 cute.arch.cp_async_bulk_wait_group(count - 1 - stage, read=True)
                 c.barriers.o_empty.arrive(stage)
                 if const_expr(c.config.o_over_q):
