@@ -97,7 +97,7 @@ class Contender:
     """One side: how to run it, and what it took, in seconds."""
 
     def __init__(self, name: str, python: str, code: str, environment: dict[str, str]) -> None:
-        self.name, self.arch = name, name.split()[-1]
+        self.name, self.arch = name, name.rpartition(" ")[2]
         self.times: dict[str, list[float]] = {"cold": [], "warm": []}
         self.report: dict[str, object] = {}
         self.lookups: list[float] = []
@@ -133,8 +133,9 @@ def main() -> None:
 
     ours, peers = [], []
     for name, target in PEER_TARGETS.items():
-        if name.split()[-1] in (arguments.archs or name):
-            ours.append(Contender(f"fa4 {name.split()[-1]}", sys.executable, OURS, {"PYTHONPATH": str(ROOT)}))
+        arch = name.rpartition(" ")[2]
+        if not arguments.archs or arch in arguments.archs:
+            ours.append(Contender(f"fa4 {arch}", sys.executable, OURS, {"PYTHONPATH": str(ROOT)}))
             peers.append(Contender(name, arguments.peer_python, PEER, {"PYTHONPATH": "", **target}))
     for _ in range(arguments.repeats):
         for contender in (*ours, *peers):

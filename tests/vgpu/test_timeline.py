@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from ptx_text import kernel, run
@@ -37,10 +38,11 @@ def test_who_did_what_in_which_order():
     timeline = recorded()
     assert timeline.rows == ["producer", "consumer"]
     whats = {row: [event.what for event in timeline.events if event.agent == row] for row in timeline.rows}
-    assert "exponentials" in whats["producer"] and "exponentials" not in whats["consumer"]
+    assert "exponentials" in whats["producer"]
+    assert "exponentials" not in whats["consumer"]
     for row in timeline.rows:
         mine = [event for event in timeline.events if event.agent == row]
-        assert all(a.end <= b.start for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(mine))
         assert all(event.start < event.end for event in mine)
     last = max(event.end for event in timeline.events if event.agent == "producer" and event.what == "exponentials")
     assert max(event.end for event in timeline.events if event.agent == "consumer") > last

@@ -120,13 +120,11 @@ class TestCompiled:
         assert_recorded(GOLDEN, compiled, arch, facts(compiled))
 
     def test_loops(self, compile_ptx, task, arch):
-        """One for each role, but for the softmax: with and without a mask, for each of the query tiles, which do the same."""
-        config = blackwell_forward_config(task, get_arch(arch))
+        """One for each role, but for the softmax: with and without a mask. Query tiles share them."""
         found = trips(compile_ptx(task, arch).ptx)
         assert {name: len(loops) for name, loops in found.items() if name != "softmax"} == {"load": 1, "mma": 1, "correction": 1}
         each = 3 if task.window[0] else 2
-        assert len(found["softmax"]) == config.q_tiles * each
-        assert all(found["softmax"][i] == found["softmax"][i % each] for i in range(len(found["softmax"])))
+        assert len(found["softmax"]) == each
 
     def test_products_and_copies_per_trip(self, compile_ptx, task, arch):
         config = blackwell_forward_config(task, get_arch(arch))

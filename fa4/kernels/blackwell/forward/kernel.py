@@ -140,13 +140,10 @@ class BlackwellForward:
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)
-        if warp < 4:
+        if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, mLSE, 0, thread)
-        elif warp < 8:
-            cute.arch.setmaxregister_increase(config.registers[0])
-            if const_expr(config.q_tiles > 1):
-                softmax.run(c, mLSE, 1, thread)
+            if warp < 4 * config.q_tiles:
+                softmax.run(c, mLSE, warp // 4, thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
             correction.run(c, mO, thread)

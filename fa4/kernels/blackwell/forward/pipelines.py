@@ -74,19 +74,19 @@ FIRST_PAIR = 2
 
 
 @cute.jit
-def _pair(query_tile: cutlass.Constexpr[int], thread: Int32) -> Int32:
+def _pair(query_tile: Int32, thread: Int32) -> Int32:
     """The named barrier of the softmax warp and the correction warp that have the same rows."""
     return FIRST_PAIR + query_tile * (GROUP // WARP) + thread // WARP
 
 
 @cute.jit
-def give_factor(query_tile: cutlass.Constexpr[int], thread: Int32) -> None:
+def give_factor(query_tile: Int32, thread: Int32) -> None:
     """By a softmax warp: its factors are in shared memory. PTX ISA 9.7.13.1, producer and consumer."""
     cute.arch.barrier_arrive(barrier_id=_pair(query_tile, thread), number_of_threads=2 * WARP)
 
 
 @cute.jit
-def take_factor(query_tile: cutlass.Constexpr[int], thread: Int32) -> None:
+def take_factor(query_tile: Int32, thread: Int32) -> None:
     """By a correction warp: waits until they are."""
     cute.arch.barrier(barrier_id=_pair(query_tile, thread), number_of_threads=2 * WARP)
 

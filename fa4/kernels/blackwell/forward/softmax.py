@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.config import TMEM_LANES, blackwell_columns
+from fa4.config import TMEM_LANES
 from fa4.emulate_exp.coefficients import CONTINUOUS
 from fa4.emulate_exp.device import emulated_exp2_pair
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
@@ -69,8 +69,8 @@ def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
     cute.copy(atom, cute.make_tensor(values.iterator, shape), copy.partition_D(to))
 
 
-def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
-    """From S to P, a row for each thread.
+def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
+    """From S to P of query tile ``stage``, a row for each thread. It is a number of the warp: both tiles share the code.
 
     Warps: four for each query tile.
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
@@ -82,7 +82,7 @@ def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
 
 
 @cute.jit
-def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> State:
+def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> State:
     """The rows of one query tile."""
     tiles = work.tiles
     row = Row(-Float32.inf, Float32(0.0), state.step)
@@ -106,11 +106,9 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlas
 
 
 @cute.jit
-def scores(
-    c: Context, work: Work, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]
-) -> Row:
+def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]) -> Row:
     """One key tile."""
-    address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
+    address = c.tmem + stage * c.config.tile_n  # blackwell_columns(...).S
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
