@@ -72,6 +72,14 @@ def test_select_without_its_fence_is_a_race():
         attention(Gpu(ARCH, checks="hazards"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=replace(artifact, ptx=weak))
 
 
+def test_correction_of_tile_0_overlaps_the_products_of_tile_1():
+    """At the end O0 is told to be complete before the products of tile 1 are issued, so that correction divides it meanwhile."""
+    task = problem(64, "causal")
+    ptx = get(task, blackwell_forward_config(task, get_arch(ARCH)), ARCH).ptx
+    issued = "".join("m" if kind == "mma" else "c" for kind in re.findall(r"tcgen05\.(mma|commit)\.cta_group", ptx))
+    assert issued.endswith("m" * 8 + "c" + "m" * 8 + "cc")  # O0 += P0 V, o_full; O1 += P1 V, o_full, kv_empty
+
+
 @pytest.mark.parametrize("registers", PUBLISHED_REGISTERS, ids=str)
 def test_budgets_fill_the_registers_of_an_sm(registers):
     softmax, correction, other = BlackwellForwardConfig(stages=3, registers=registers).registers

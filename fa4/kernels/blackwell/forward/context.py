@@ -40,8 +40,9 @@ def following(slot: Slot, stages: cutlass.Constexpr[int], after_K: cutlass.Const
 
 @dataclass(frozen=True)
 class Work:
-    """Query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first."""
+    """Number ``index``: query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first."""
 
+    index: Int32
     first_row: Int32
     head: Int32
     batch: Int32
@@ -88,7 +89,7 @@ class Context:
         query_tile, head, batch = tile_at(index, self.tiles.order, falling)
         band = Band(*self.seqlens, self.tiles.limits.left, self.tiles.limits.right)
         first_row = query_tile * rows
-        return Work(first_row, head, batch, band, band.key_tiles(first_row, rows, self.config.tile_n))
+        return Work(index, first_row, head, batch, band, band.key_tiles(first_row, rows, self.config.tile_n))
 
 
 @cute.jit

@@ -18,7 +18,7 @@ from fa4.kernels.blackwell.forward.mma import EARLY
 from fa4.kernels.blackwell.forward.pipelines import give_factor
 from fa4.kernels.blackwell.forward.storage import LANE
 from fa4.kernels.common.mask import Band
-from fa4.kernels.common.opaque import thread_index
+from fa4.kernels.common.opaque import opaque, thread_index
 from fa4.kernels.common.score import capped
 
 CHUNK = 32
@@ -98,10 +98,11 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: Int32,
         c.barriers.total_empty.wait(stage, state.used & 1 ^ 1)
         totals[thread, stage] = row.total
         c.barriers.total_full.arrive(stage)
-    index = work.first_row + stage * TMEM_LANES + thread_index() % TMEM_LANES  # read again: no register holds it through the loops
+    again = c.work(opaque(work.index))  # and the thread's index: no registers hold them through the loops
+    index = again.first_row + stage * TMEM_LANES + thread_index() % TMEM_LANES
     if index < mLSE.shape[2]:
         # A row that saw no key: -inf + log2(0) = -inf.
-        mLSE[work.batch, work.head, index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+        mLSE[again.batch, again.head, index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
     return State(row.step, state.used + Int32(work.count > 0))
 
 
