@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from fa4.errors import ShapeError as ShapeError
     from fa4.errors import UnsupportedError as UnsupportedError
     from fa4.inspection.report import inspect as inspect
+    from fa4.modifier import MaskMod as MaskMod
+    from fa4.modifier import ScoreMod as ScoreMod
+    from fa4.registration import mask_mod as mask_mod
+    from fa4.registration import score_mod as score_mod
 
 __version__ = "0.1.0"
 
@@ -33,6 +37,10 @@ _HOME = {
     "attention": "fa4.api",
     "supports": "fa4.api",
     "inspect": "fa4.inspection.report",
+    "score_mod": "fa4.registration",
+    "mask_mod": "fa4.registration",
+    "ScoreMod": "fa4.modifier",
+    "MaskMod": "fa4.modifier",
     "Support": "fa4.dispatch",
     "Settings": "fa4._settings",
     "settings": "fa4._settings",

@@ -37,7 +37,7 @@ class Settings:
     ``cache``: keep compiled kernels on disk. ``cache_dir``: the folder for them, None for the user's cache folder. ``cache_size``: its
     bound in MiB. ``vgpu_seed``: of every random choice of the virtual GPU; ``vgpu_schedule``: the order in which it runs warps, see
     ``fa4.vgpu.scheduler``; ``vgpu_delay``: when its asynchronous copies read their source, ``vgpu_checks``: how strict it
-    is, see ``fa4.vgpu.Gpu``.
+    is, ``vgpu_processes``: how many processes share a grid, see ``fa4.vgpu.Gpu``.
     """
 
     cpu_path: str = "auto"
@@ -47,7 +47,8 @@ class Settings:
     vgpu_seed: int = 0
     vgpu_schedule: Literal["round_robin", "random", "priority"] = "round_robin"
     vgpu_delay: Literal["late", "early"] = "late"
-    vgpu_checks: Literal["basic", "hazards", "isa"] = "basic"
+    vgpu_checks: Literal["basic", "hazards", "isa"] = "hazards"
+    vgpu_processes: int = 1
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -60,6 +61,8 @@ class Settings:
             raise ArgumentError("cache_size", self.cache_size, "must be a whole number of MiB, at least 1", "for example 1024")
         if type(self.vgpu_seed) is not int or self.vgpu_seed < 0:
             raise ArgumentError("vgpu_seed", self.vgpu_seed, "must be a whole number, at least 0", "for example 3")
+        if type(self.vgpu_processes) is not int or self.vgpu_processes < 1:
+            raise ArgumentError("vgpu_processes", self.vgpu_processes, "must be a whole number, at least 1", "1 is the default")
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
@@ -84,7 +87,7 @@ def _parse(name: str, text: str) -> Any:
     """The value that an environment variable's text means; text that means nothing is left for ``Settings`` to refuse."""
     if name == "cache":
         return _SWITCH.get(text.lower(), text)
-    if name in ("cache_size", "vgpu_seed"):
+    if name in ("cache_size", "vgpu_seed", "vgpu_processes"):
         return int(text) if text.isdecimal() else text
     return text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, overload
 
@@ -13,6 +14,7 @@ from fa4 import dispatch, ops
 from fa4.arch import get_arch
 from fa4.dispatch import Support
 from fa4.errors import BackendError, DeviceError, DtypeError, ShapeError, UnsupportedError
+from fa4.modifier import MaskMod, Modifiers, ScoreMod, order_aux
 from fa4.problem import (
     AttentionProblem,
     Direction,
@@ -38,6 +40,9 @@ def attention(
     dropout_p: float = ...,
     return_lse: Literal[False] = ...,
     deterministic: bool = ...,
+    score_mod: ScoreMod | str | None = ...,
+    mask_mod: MaskMod | str | None = ...,
+    aux: Mapping[str, Tensor] | None = ...,
     backend: str | None = ...,
     arch: str | None = ...,
 ) -> Tensor: ...
@@ -56,6 +61,9 @@ def attention(
     dropout_p: float = ...,
     return_lse: Literal[True],
     deterministic: bool = ...,
+    score_mod: ScoreMod | str | None = ...,
+    mask_mod: MaskMod | str | None = ...,
+    aux: Mapping[str, Tensor] | None = ...,
     backend: str | None = ...,
     arch: str | None = ...,
 ) -> tuple[Tensor, Tensor]: ...
@@ -73,6 +81,9 @@ def attention(
     dropout_p: float = 0.0,
     return_lse: bool = False,
     deterministic: bool = False,
+    score_mod: ScoreMod | str | None = None,
+    mask_mod: MaskMod | str | None = None,
+    aux: Mapping[str, Tensor] | None = None,
     backend: str | None = None,
     arch: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -91,6 +102,9 @@ def attention(
         return_lse: also return the natural logarithm of the softmax denominator; its gradient is supported.
         deterministic: results and gradients are bitwise reproducible, alone or in any batch; on the CPU for a given number of
             torch threads. Also set by ``torch.use_deterministic_algorithms(True)``.
+        score_mod: a function on scores, registered with ``fa4.score_mod``, or its name; applied after softcap, before the masks.
+        mask_mod: a function that hides keys, registered with ``fa4.mask_mod``, or its name; hides beside what causal and window hide.
+        aux: name to tensor: what these functions read, on q's device, in the element types and shapes they were registered with.
         backend: "cpu", "cuda" or "vgpu" (the GPU kernel, executed on the CPU); by default what the tensors' device says.
         arch: architecture for the "vgpu" backend, for example "sm_100a"; on CUDA tensors it can only be their device's own.
 
@@ -114,10 +128,20 @@ def attention(
     softcap = softcap_number(softcap)
     backend = _choose_backend(backend, arch, q.device)
     _check_operands(q, k, v, backend)
+    modifiers = None
+    if score_mod is not None or mask_mod is not None or aux is not None:
+        modifiers = Modifiers.named(score_mod, mask_mod, backend)
+        modifiers = replace(modifiers, aux=_check_aux(modifiers, aux, q, k))
     if backend != "cpu":
-        problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic)
+        functions = modifiers.functions if modifiers else (None, None)
+        problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic, functions)
         _check_kernels(problem, any(x.requires_grad for x in (q, k, v)), backend, arch)
-    out, lse = ops.attention_forward(q, k, v, scale, left, right, softcap, deterministic, backend, arch)
+    options = scale, left, right, softcap, deterministic, backend, arch
+    if modifiers is None:
+        out, lse = ops.attention_forward(q, k, v, *options)
+    else:
+        names = [None if each is None else each.name for each in (modifiers.score, modifiers.mask)]
+        out, lse = ops.modified_attention_forward(q, k, v, *names, list(modifiers.aux), *options)
     return (out, lse) if return_lse else out
 
 
@@ -131,6 +155,8 @@ def supports(
     softcap: float = 0.0,
     deterministic: bool = False,
     direction: Direction = "forward",
+    score_mod: ScoreMod | str | None = None,
+    mask_mod: MaskMod | str | None = None,
     backend: str | None = None,
     arch: str | None = None,
 ) -> Support:
@@ -147,6 +173,10 @@ def supports(
         backend = "cpu" if arch is None else "vgpu"
     _check_backend_name(backend)
     _check_arch(backend, arch)
+    try:
+        modifiers = Modifiers.named(score_mod, mask_mod, backend)
+    except UnsupportedError as error:
+        return Support(False, f"{error.argument} {error.value!r} {error.rule}")
     problem = problem_class(
         direction=direction,
         dtype=dtype,
@@ -156,6 +186,7 @@ def supports(
         window_size=window_size,
         softcap=softcap,
         deterministic=deterministic,
+        functions=modifiers.functions,
     )
     return dispatch.support(problem, backend, arch)
 
@@ -248,6 +279,33 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
         rule = dispatch.head_dim_rule(backend, x.shape[3])
         if rule:
             raise UnsupportedError(name, (f"head_dim {x.shape[3]}",), rule, "pad the last dimension with zeros")
+
+
+def _check_aux(modifiers: Modifiers, aux: Mapping[str, Tensor] | None, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that user functions read, in their order, as they were declared.
+
+    Raises:
+        ArgumentError: a name is missing, or nobody asks for it.
+        DtypeError, ShapeError, DeviceError: a tensor is not what was declared.
+        UnsupportedError: a tensor requires a gradient.
+    """
+    tensors = order_aux(modifiers, aux)
+    sizes = {"B": q.shape[0], "Sq": q.shape[1], "Hq": q.shape[2], "Sk": k.shape[1], "Hkv": k.shape[2]}
+    for declared, x in zip(modifiers.declared, tensors, strict=True):
+        name = f"aux[{declared.name!r}]"
+        if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_nested:
+            raise DtypeError(name, type(x).__name__, "must be a dense torch.Tensor", "convert with torch.as_tensor")
+        if dtype_name(x.dtype) != declared.dtype:
+            raise DtypeError(name, str(x.dtype), f"is declared as {declared}", f"cast it with .to(torch.{declared.dtype})")
+        if x.device != q.device:
+            raise DeviceError(name, str(x.device), f"must be on q's device {q.device}", "move it there with .to(q.device)")
+        wanted = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in declared.shape)
+        if x.dim() != len(wanted) or any(size is not None and x.shape[i] != size for i, size in enumerate(wanted)):
+            rule = f"is declared as {declared}, here ({', '.join('?' if size is None else str(size) for size in wanted)})"
+            raise ShapeError(name, tuple(x.shape), rule, "expand or slice it")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(name, "requires_grad=True", "gradients of aux tensors are not computed", "pass it with .detach()")
+    return tensors
 
 
 def _check_kernels(problem: AttentionProblem, requires_grad: bool, backend: str, arch: str | None) -> None:

@@ -125,9 +125,13 @@ class Exp2Policy:
         return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
 
 
+PAIR_COLUMNS = 32
+"""N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512
 TMEM_LANES = 128
 RESCALES = ("branch", "select")
+PACKS = tuple(1 << i for i in range(8))
+"""How many heads may share the rows of a tile."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,12 @@ class BlackwellForwardConfig:
     of a warp moved, "select" multiplies by 1 there, without a vote or a branch. With ``o_over_q`` O leaves through the shared memory of Q.
     ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
     ``ctas`` CTAs share the tiles. Heads whose K and V fit ``l2_budget`` bytes take turns.
+
+    With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
+    half of every K tile's keys and of every V tile's columns, which the tensor cores of both read.
+
+    With ``pack_heads`` above 1, a power of two, the rows of a tile are pairs of a position and one of the query heads that share a key
+    head, heads fastest: 128 / pack_heads positions. A group has at most that many heads; places of fewer heads are empty.
     """
 
     stages: int
@@ -153,6 +163,8 @@ class BlackwellForwardConfig:
     order: str = "single"
     ctas: int = 148
     l2_budget: int = 63 << 20
+    cta_pair: bool = False
+    pack_heads: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
@@ -167,12 +179,24 @@ class BlackwellForwardConfig:
                 f"128 x (2 x {softmax} + {correction} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
                 "for example (192, 80, 48)",
             ),
+            "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
+            "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
             "rescale": (self.rescale in RESCALES, f"must be one of {', '.join(RESCALES)}", "use branch"),
         }
         for name, (ok, rule, remedy) in rules.items():
             if not ok:
                 raise ArgumentError(name, getattr(self, name), rule, remedy)
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that multiply together."""
+        return 2 if self.cta_pair else 1
+
+    @property
+    def positions(self) -> int:
+        """Query positions of a query tile."""
+        return TMEM_LANES // self.pack_heads
 
 
 @dataclass(frozen=True)
@@ -194,22 +218,45 @@ def blackwell_columns(config: BlackwellForwardConfig, head_dim_v: int) -> Column
 
 
 def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
-    """Shared memory of one CTA: barriers and row statistics (3 KB), Q, the ring of K and V, and O."""
+    """Shared memory of one CTA: barriers (1 KB), row statistics, Q, the ring of K and V (of a pair each has half a tile), and O."""
     d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
     output = 0 if config.o_over_q else rows * dv
-    size = 3072 + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * config.tile_n * max(d, dv) + output)
+    keys, rest = config.tile_n // config.cluster, 1024 * (1 + config.q_tiles)
+    size = rest + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
     arithmetic = (
-        f"3072 + (Q {rows} x {d} + {config.stages} stages x {config.tile_n} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
+        f"{rest} + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
         f"= {size} bytes"
     )
     return SharedMemory(size, arithmetic)
 
 
+def check_blackwell_forward(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> None:
+    """Raise UnsupportedError, with the arithmetic, where head dims do not fit a configuration."""
+    columns = blackwell_columns(config, head_dim_v)
+    need = blackwell_forward_shared_memory(config, head_dim, head_dim_v)
+    limit = int(get_arch("sm_100a").smem_per_block)
+    problems = {
+        f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}": columns.end > TMEM_COLUMNS,
+        f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}": need.size > limit,
+        f"head_dim_v {head_dim_v} takes {padded_head_dim(head_dim_v)} columns, and a pair's product has a multiple of {PAIR_COLUMNS}": (
+            config.cta_pair and padded_head_dim(head_dim_v) % PAIR_COLUMNS != 0
+        ),
+    }
+    for reason, wrong in problems.items():
+        if wrong:
+            raise UnsupportedError("config", config, reason, "use fewer stages, o_over_q, or no pair")
+
+
+# What needs least. Made here, once: torch.compile, which traces the question below, cannot make them.
+_TWO_STAGES = BlackwellForwardConfig(stages=2)
+_TWO_STAGES_O_OVER_Q = BlackwellForwardConfig(stages=2, o_over_q=True)
+
+
 def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     """Why the Blackwell forward kernel does not serve these head dims, with the arithmetic; None where it does."""
-    columns = blackwell_columns(BlackwellForwardConfig(stages=2), head_dim_v)
+    columns = blackwell_columns(_TWO_STAGES, head_dim_v)
     if columns.end > TMEM_COLUMNS:
         return f"head_dim_v {head_dim_v} needs {columns.arithmetic}, which has {TMEM_COLUMNS}"
-    need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=2, o_over_q=True), head_dim, head_dim_v)
+    need = blackwell_forward_shared_memory(_TWO_STAGES_O_OVER_Q, head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None

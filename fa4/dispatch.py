@@ -70,6 +70,8 @@ def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:
     accepted = _accepted(problem, "cuda")
     if not accepted:
         return accepted
+    if problem.direction == "backward" and (problem.score_mod or problem.mask_mod):
+        return Support(False, "no backward kernel takes score_mod or mask_mod yet; backend 'cpu' serves this request")
     family = get_arch(arch).family if arch else "ampere"
     row = kernel_target(problem, family)
     if row is None:

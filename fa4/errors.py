@@ -55,3 +55,7 @@ class CudaError(Fa4Error):
 
 class InspectionError(Fa4Error):
     """Generated code cannot be shown: a tool is missing, or its output is not understood."""
+
+
+class ModelError(ArgumentError):
+    """The performance model was given what does not fit together: a trace and another kernel's code, a machine without a needed rate."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fa4.errors import ArgumentError, DtypeError
+from fa4.modifier import DeviceFunction, DeviceFunctions, Modifiers
 
 Direction = Literal["forward", "backward"]
 
@@ -30,7 +31,8 @@ class AttentionProblem:
 
     ``dtype`` is the element type of q, k, v and out ("float16", "bfloat16", "float32"). ``causal`` means that the right bound is
     the diagonal at compile time; ``window`` says for (left, right) whether a bound is given at run time. Lengths, batch, head
-    counts, strides and the values of scale, softcap and bounds are not part of it.
+    counts, strides and the values of scale, softcap and bounds are not part of it. ``score_mod`` and ``mask_mod`` are the functions that a
+    kernel is compiled with.
     """
 
     direction: Direction
@@ -41,6 +43,8 @@ class AttentionProblem:
     window: tuple[bool, bool] = (False, False)
     softcap: bool = False
     deterministic: bool = False
+    score_mod: DeviceFunction | None = None
+    mask_mod: DeviceFunction | None = None
 
     @classmethod
     def of(
@@ -51,6 +55,7 @@ class AttentionProblem:
         bounds: tuple[int | None, int | None],
         softcap: float,
         deterministic: bool,
+        functions: DeviceFunctions = (None, None),
     ) -> AttentionProblem:
         """The class of a request in normalised terms: ``bounds`` as from ``normalise_window``, ``dtype`` a name or torch's own."""
         left, right = bounds
@@ -63,6 +68,8 @@ class AttentionProblem:
             window=(left is not None, right is not None and right != 0),
             softcap=softcap > 0,
             deterministic=deterministic,
+            score_mod=functions[0],
+            mask_mod=functions[1],
         )
 
 
@@ -71,7 +78,8 @@ class AttentionOptions:
     """The numbers of one call, normalised.
 
     With ``offset = Sk - Sq``, query i sees key j where ``i + offset - window_left <= j <= i + offset + window_right``; ``None`` is
-    an open side. ``softcap`` 0 is off. Causal attention is ``window_right = 0`` (or less).
+    an open side. ``softcap`` 0 is off. Causal attention is ``window_right = 0`` (or less). ``modifiers`` change scores after
+    softcap, before the mask, and hide further keys.
     """
 
     softmax_scale: float
@@ -79,6 +87,7 @@ class AttentionOptions:
     window_right: int | None = None
     softcap: float = 0.0
     deterministic: bool = False
+    modifiers: Modifiers | None = None
 
 
 def normalise_window(window_size: WindowSize, causal: bool) -> tuple[int | None, int | None]:
@@ -122,6 +131,7 @@ def problem_class(
     window_size: WindowSize,
     softcap: float,
     deterministic: bool,
+    functions: DeviceFunctions = (None, None),
 ) -> AttentionProblem:
     """The problem of a request described by the arguments of ``fa4.attention``; ``head_dim_v`` None is ``head_dim``.
 
@@ -136,7 +146,8 @@ def problem_class(
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise DtypeError(name, value, "must be an integer", "for example 128")
     bounds = normalise_window(window_size, causal)
-    return AttentionProblem.of(direction, dtype, (int(head_dim), int(head_dim_v)), bounds, softcap_number(softcap), deterministic)
+    head_dims = int(head_dim), int(head_dim_v)
+    return AttentionProblem.of(direction, dtype, head_dims, bounds, softcap_number(softcap), deterministic, functions)
 
 
 def dtype_name(dtype: object) -> str:

@@ -7,6 +7,20 @@ from typing import Any
 from fa4.api import supports
 from fa4.arch import ARCHS
 from fa4.dispatch import Support
+from fa4.registration import mask_mod, score_mod
+
+
+def _same(score: Any, batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
+    return score
+
+
+def _all(batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
+    return k_index >= 0
+
+
+# Functions that change nothing, in both forms: what is asked is whether any function is served.
+_SCORE = score_mod("fa4.support_table score", device=_same, torch=_same)
+_MASK = mask_mod("fa4.support_table mask", device=_all, torch=_all)
 
 FEATURES: dict[str, dict[str, Any]] = {
     "forward": {},
@@ -17,6 +31,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "window": {"window_size": (128, 0)},
     "softcap": {"softcap": 30.0},
+    "score_mod, mask_mod": {"score_mod": _SCORE, "mask_mod": _MASK},
+    "backward with score_mod, mask_mod": {"score_mod": _SCORE, "mask_mod": _MASK, "direction": "backward"},
     "deterministic backward": {"deterministic": True, "direction": "backward"},
     "head dim 64": {"head_dim": 64},
     "head dim 128": {"head_dim": 128},

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fa4 import dispatch
-from fa4.arch import Arch
+from fa4.arch import Arch, get_arch
 from fa4.config import (
+    PAIR_COLUMNS,
+    TMEM_LANES,
     AmpereForwardConfig,
     BlackwellForwardConfig,
     Exp2Policy,
     blackwell_forward_refusal,
+    blackwell_forward_shared_memory,
     check_ampere_forward,
     padded_head_dim,
 )
@@ -63,26 +66,68 @@ def ampere_forward_config(problem: AttentionProblem, arch: Arch) -> AmpereForwar
     return row.config
 
 
-# D, Dv up to: as many stages as 227 KB hold, at most 6 (3 key tiles under way).
-#
-# Registers: both published budgets fill the 64 K of an SM. (192, 80, 48) is FlashAttention-4's. Moving some from softmax to correction,
-# (184, 88, 56), is published as 2.1% faster without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By
-# counts there is nothing between them: neither spills, and trips are as long, but for D 64 without a mask, where 184 spill one register.
-#
-# rescale: by counts "branch", which at D 128 issues 16 instructions of correction's 168 in a trip that moves no reference, where "select"
-# issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.
-_BLACKWELL = (
-    (64, 64, BlackwellForwardConfig(stages=6), "163 KB"),
-    (96, 96, BlackwellForwardConfig(stages=5), "219 KB"),
-    (128, 128, BlackwellForwardConfig(stages=3), "227 KB, all there is"),
-    (224, 128, BlackwellForwardConfig(stages=2, o_over_q=True), "up to 227 KB; with a place of its own O would leave room for one stage"),
-)
+@dataclass(frozen=True)
+class Queries:
+    """What of a call's queries decides a configuration of the Blackwell forward, by counts of tiles of 128 rows.
 
+    ``tiles`` of a head, or where ``pack_heads`` is above 1 of the heads that share a key head: 1, 2, or 3 for all above. It depends on
+    neither batch nor lengths of keys, so a sequence gets the same kernel alone and in any batch.
+    """
+
+    tiles: int = 3
+    pack_heads: int = 1
+
+    @classmethod
+    def of(cls, seqlen_q: int, group: int) -> Queries:
+        """For ``seqlen_q`` positions and ``group`` query heads for each key head.
+
+        Heads are packed where a tile of 128 rows would not be full, and the group takes fewer tiles so: each of them reads K and V.
+        """
+        places = 1 << (group - 1).bit_length()
+        packed = _tiles(seqlen_q * places)
+        if seqlen_q <= TMEM_LANES and places <= TMEM_LANES and packed < group:
+            return cls(min(packed, 3), places)
+        return cls(min(_tiles(seqlen_q), 3))
+
+
+# Both published budgets fill the 64 K of an SM. (192, 80, 48) is FlashAttention-4's. Moving some from softmax to correction, (184, 88, 56),
+# is published as 2.1% faster without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By counts there is
+# nothing between them: neither spills, and trips are as long, but for D 64 without a mask, where 184 spill one register.
+#
+# ``rescale``: by counts "branch", which at D 128 issues 16 instructions of correction's 168 in a trip that moves no reference, where
+# "select" issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.
 _UNMASKED_REGISTERS = (184, 88, 56)
 
 
-def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> BlackwellForwardConfig:
-    """Configuration of the Blackwell forward kernel.
+LONG = Queries()
+
+
+def _tiles(rows: int) -> int:
+    return -(-rows // TMEM_LANES)
+
+
+MOST_KEY_TILES = 3
+"""Key tiles of K and V in the ring: one in use, one that has come, one that is to come."""
+
+
+def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> BlackwellForwardConfig:
+    """With as many stages as shared memory holds, up to ``MOST_KEY_TILES``; O has a place of its own where that leaves three stages.
+
+    With two, K of the next key tile could not be loaded before this one's S is complete.
+    """
+    limit = int(get_arch("sm_100a").smem_per_block)
+    for o_over_q in (False, True):
+        one, two = (
+            blackwell_forward_shared_memory(replace(config, stages=n, o_over_q=o_over_q), head_dim, head_dim_v).size for n in (2, 3)
+        )
+        stages = min(2 + (limit - one) // (two - one), 2 * MOST_KEY_TILES)
+        if stages >= 3 or o_over_q:
+            break
+    return replace(config, stages=stages, o_over_q=o_over_q)
+
+
+def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> BlackwellForwardConfig:
+    """Configuration of the Blackwell forward kernel for calls with such ``queries``.
 
     Raises:
         UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.
@@ -91,23 +136,43 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch) -> Blackwell
     refusal = blackwell_forward_refusal(d, dv)
     if refusal:
         raise UnsupportedError("head_dim", (d, dv), refusal, f"the Ampere kernel serves it on {arch.name}")
-    row = next(config for most_d, most_dv, config, _ in _BLACKWELL if d <= most_d and dv <= most_dv)
+    masked = problem.causal or any(problem.window)
+    # Registers are the published budget (FlashAttention-4).
+    row = BlackwellForwardConfig(2, q_tiles=min(queries.tiles, 2), pack_heads=queries.pack_heads, exp2=exp2_policy(problem, arch))
+    row = replace(row, ctas=int(arch.sm_count) // 2 * 2, l2_budget=int(arch.l2) // 2)
+    if _pays_pair(problem, queries):
+        row = replace(row, cta_pair=True)
+    row = with_stages(row, d, dv)
     # Tiles of equal length are shared out evenly, and the end of one overlaps the beginning of the next; unequal ones go to whoever is
     # free, longest first.
-    row = replace(row, exp2=exp2_policy(problem, arch), ctas=int(arch.sm_count), l2_budget=int(arch.l2) // 2)
-    if problem.causal or any(problem.window):
+    if masked:
         return replace(row, order="lpt")
     return replace(row, order="persistent", registers=_UNMASKED_REGISTERS if max(d, dv) > 64 else row.registers)
 
 
-def config(problem: AttentionProblem, arch: Arch) -> AmpereForwardConfig | BlackwellForwardConfig:
-    """Configuration of the kernel that ``dispatch.kernel`` names for a request.
+def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
+    """Whether two CTAs should multiply together.
+
+    By counts: above D 128 a CTA alone has a ring of two tiles, K and V of one key tile, so nothing of the next is loaded ahead; that of a
+    pair, whose slots are half as large, has four or five. Per query it loads half of the bytes of K and V, and per key tile the tensor core
+    reads 88 KB of shared memory instead of 128 KB (D 192). Up to 128 the ring holds three tiles or more, and flash-attn-4, which has pairs
+    at 128, too, turns them off in code that CUDA 12.9 generates: published as about 18% slower (flash-attention 2461). With a mask the 512
+    rows visit keys that only some of them see; up to 256 rows one of the CTAs would have none; the columns of a product come in 32s.
+    """
+    wide = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)) > 128
+    masked = problem.causal or any(problem.window)
+    long = queries.tiles > 2 and queries.pack_heads == 1
+    return wide and long and not masked and padded_head_dim(problem.head_dim_v) % PAIR_COLUMNS == 0
+
+
+def config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> AmpereForwardConfig | BlackwellForwardConfig:
+    """Configuration of the kernel that ``dispatch.kernel`` names for a request; without ``queries`` for long ones.
 
     Raises:
         UnsupportedError: none fits ``arch``.
     """
     if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
-        return blackwell_forward_config(problem, arch)
+        return blackwell_forward_config(problem, arch, queries)
     return ampere_forward_config(problem, arch)
 
 

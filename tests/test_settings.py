@@ -14,8 +14,8 @@ def test_environment_is_mirrored():
     assert from_environment({"FA4_CPU_PATH": "tiled", "HOME": "/"}) == Settings(cpu_path="tiled")
     variables = {"FA4_CACHE": "0", "FA4_CACHE_DIR": "/a/b", "FA4_CACHE_SIZE": "64"}
     assert from_environment(variables) == Settings(cache=False, cache_dir="/a/b", cache_size=64)
-    variables = {"FA4_VGPU_SEED": "5", "FA4_VGPU_SCHEDULE": "priority", "FA4_VGPU_DELAY": "early"}
-    assert from_environment(variables) == Settings(vgpu_seed=5, vgpu_schedule="priority", vgpu_delay="early")
+    variables = {"FA4_VGPU_SEED": "5", "FA4_VGPU_SCHEDULE": "priority", "FA4_VGPU_DELAY": "early", "FA4_VGPU_PROCESSES": "2"}
+    assert from_environment(variables) == Settings(vgpu_seed=5, vgpu_schedule="priority", vgpu_delay="early", vgpu_processes=2)
     for text, value in {"1": True, "true": True, "On": True, "0": False, "FALSE": False, "off": False}.items():
         assert from_environment({"FA4_CACHE": text}) == Settings(cache=value)
 
@@ -39,6 +39,8 @@ def test_bad_values_raise():
         ({"FA4_VGPU_DELAY": "never"}, "FA4_VGPU_DELAY='never'.*use one of late, early"),
         ({"FA4_CACHE_SIZE": "0"}, "FA4_CACHE_SIZE='0': must be a whole number of MiB"),
         ({"FA4_CACHE_SIZE": "1GB"}, "FA4_CACHE_SIZE='1GB'"),
+        ({"FA4_VGPU_PROCESSES": "0"}, "FA4_VGPU_PROCESSES='0': must be a whole number, at least 1"),
+        ({"FA4_VGPU_PROCESSES": "all"}, "FA4_VGPU_PROCESSES='all'"),
     ):
         with pytest.raises(fa4.ArgumentError, match=message):
             from_environment(variables)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("fa4", "tests", "benchmarks", "docs")
+FOLDERS = ("fa4", "tests", "benchmarks", "docs", "examples")
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 MAX_FILE_LINES = 600
@@ -33,7 +33,7 @@ def violations(source: str, name: str) -> list[str]:
         if length > MAX_FUNCTION_LINES:
             found.append(f"{name}:{node.lineno}: {node.name} has {length} lines, limit {MAX_FUNCTION_LINES}")
         positional = [a.arg for a in node.args.posonlyargs + node.args.args if a.arg not in ("self", "cls")]
-        public_options = not node.name.startswith("_") and len(positional) <= MAX_PARAMETERS
+        public_options = (not node.name.startswith("_") or node.name == "__init__") and len(positional) <= MAX_PARAMETERS
         count = len(positional) if public_options else len(positional) + len(node.args.kwonlyargs)
         launch = name.startswith(LAUNCH[0]) and node.name == LAUNCH[1]
         if count > MAX_PARAMETERS and not name.startswith(MANY_PARAMETERS) and not launch:
@@ -57,6 +57,8 @@ def test_checker_catches_each_fault():
     assert violations(f"def f({nine}): pass\n", "a.py") == ["a.py:1: f has 9 parameters, limit 8"]
     assert violations(f"def _f(*, {nine}): pass\n", "a.py") == ["a.py:1: _f has 9 parameters, limit 8"]
     assert violations(f"def f(*, {nine}): pass\n", "a.py") == []
+    assert violations(f"class C:\n    def __init__(self, a, *, {nine[3:]}, j, k): pass\n", "a.py") == []
+    assert violations(f"class C:\n    def __init__(self, {nine}): pass\n", "a.py") == ["a.py:2: __init__ has 9 parameters, limit 8"]
     assert violations(f"def f(self, {nine[:-3]}): pass\n", "fa4/ops/a.py") == []
     assert violations(f"def __call__(self, {nine}): pass\n", "fa4/kernels/a.py") == []
     assert violations(f"def __call__(self, {nine}): pass\n", "fa4/a.py") == ["fa4/a.py:1: __call__ has 9 parameters, limit 8"]

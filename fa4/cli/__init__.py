@@ -13,12 +13,12 @@ from fa4.errors import Fa4Error
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every subcommand; each sets ``run``, a function of the parsed arguments that returns an exit status."""
-    from fa4.cli import cache, compile, demo, doctor, inspect, schedule, support, verify, vgpu
+    from fa4.cli import cache, compile, demo, doctor, inspect, model, schedule, support, verify, vgpu
 
     parser = argparse.ArgumentParser(prog="fa4", description="FlashAttention-4 as a Python CuTe-DSL kernel framework.")
     parser.add_argument("--version", action="version", version=f"fa4 {fa4.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (demo, verify, vgpu, support, inspect, schedule, compile, cache, doctor):
+    for module in (demo, verify, vgpu, support, inspect, model, schedule, compile, cache, doctor):
         module.add_command(commands)
     return parser
 

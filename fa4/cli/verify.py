@@ -25,6 +25,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of inputs and schedule (default: %(default)s)")
     parser.add_argument("--schedule", default="round_robin", choices=("round_robin", "random", "priority"), help="default: %(default)s")
+    parser.add_argument("--processes", type=int, default=1, help="that share each grid (default: %(default)s)")
     parser.add_argument(
         "--peer", choices=("flash-attn-4",), help="kernels of others, which must be installed, as witnesses of the virtual GPU"
     )
@@ -38,14 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
     from fa4.errors import UnsupportedError
 
     if arguments.peer:
-        return _run_peer(arguments)
+        with fa4.settings(vgpu_processes=arguments.processes):
+            return _run_peer(arguments)
     if arguments.direction == "backward":
         raise UnsupportedError("direction", "backward", "this project has no backward kernels yet", "leave it out, or name a peer")
     print(f"forward, {arguments.dtype}, {arguments.arch} on the virtual GPU, {arguments.schedule} schedule, seed {arguments.seed}")
     print(f"lengths (Sq, Sk): {', '.join(map(str, _LENGTHS))}; {_HEADS[0]} query heads to {_HEADS[1]} key head")
     rows = []
     wrong = 0
-    with fa4.settings(vgpu_seed=arguments.seed, vgpu_schedule=arguments.schedule):
+    with fa4.settings(vgpu_seed=arguments.seed, vgpu_schedule=arguments.schedule, vgpu_processes=arguments.processes):
         for head_dim in arguments.head_dim or [64]:
             for mask, options in _MASKS.items():
                 worst = _worst(arguments, head_dim, options)

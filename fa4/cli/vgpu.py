@@ -1,19 +1,22 @@
-"""``fa4 vgpu``: what the virtual GPU can tell about the project's own kernels."""
+"""``fa4 vgpu``: how well the virtual GPU notices mistakes of synchronisation in a kernel."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fa4._table import format_table
+from fa4.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fa4.vgpu.capture import Capture
-    from fa4.vgpu.mutate import Verdict
+    from fa4.vgpu.mutate import Mutation, Verdict
 
 _OUTCOMES = ("caught", "equivalent", "survived", "not executed")
 
@@ -24,11 +27,17 @@ def add_command(commands: Any) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     mutate = actions.add_parser("mutate", help="remove or alter one synchronising instruction at a time: are the mistakes noticed?")
     mutate.add_argument("--arch", default="sm_80", help="architecture (default: %(default)s)")
-    mutate.add_argument("--head-dim", type=int, default=64, help="default: %(default)s")
+    mutate.add_argument("--head-dim", type=_dims, default=(64, 64), metavar="D[,DV]", help="default: 64")
     mutate.add_argument("--lengths", type=_lengths, default=(150, 200), metavar="SQ,SK", help="sequence lengths (default: 150,200)")
+    mutate.add_argument("--heads", type=int, default=1, help="default: %(default)s")
     mutate.add_argument("--causal", action="store_true", help="causal attention")
+    mutate.add_argument("--ctas", type=int, help="launch a persistent kernel with so many CTAs, each of which then has more pieces of work")
+    mutate.add_argument("--peer", choices=["flash-attn-4"], help="kernels of another project, which must be installed")
+    mutate.add_argument("--direction", choices=["forward", "backward"], default="forward", help="of the peer (default: %(default)s)")
+    mutate.add_argument("--pairs", action="store_true", help="let the peer's forward use CTA pairs, as its backward does")
     mutate.add_argument("--schedules", type=int, default=3, help="tried before a mutant counts as survived (default: %(default)s)")
-    mutate.add_argument("--json", type=Path, metavar="FILE", help="write every verdict as JSON")
+    mutate.add_argument("--most", type=float, default=5.0, help="percent of survivors that are no failure (default: %(default)s)")
+    mutate.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts there, a line of JSON each, and go on where it ends")
     mutate.set_defaults(run=run)
 
 
@@ -39,16 +48,25 @@ def _lengths(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
+def _dims(text: str) -> tuple[int, int]:
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not D or D,DV; for example 192,128")
+    return int(parts[0]), int(parts[-1])
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """A row for each kind of change, then the mutants that were executed and not caught. Exit status 1 where more than 5% survive."""
+    """A row for each kind of change, then the mutants that were executed and not caught. Exit status 1 where too many survive."""
     from fa4.vgpu.mutate import Mutation, schedules
 
-    capture = _forward(arguments)
+    capture = _of_peer(arguments) if arguments.peer else _own(arguments)
+    if arguments.ctas is not None:
+        together = (capture.cluster or (1,))[0]
+        ctas = -(-arguments.ctas // together) * together
+        capture = replace(capture, grid=(min(ctas, capture.grid[0]), *capture.grid[1:]))
     mutation = Mutation(capture, schedules(arguments.schedules))
     print(f"{capture.kernel}\ngrid {capture.grid}, {arguments.schedules} schedules, checks {mutation.checks!r}", flush=True)
-    verdicts = [mutation.judge(mutant) for mutant in mutation.mutants()]
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+    verdicts = list(judged(mutation, arguments.resume))
     print(table(verdicts))
     for verdict in verdicts:
         if verdict.outcome in ("equivalent", "survived"):
@@ -57,34 +75,85 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{verdict.outcome}: {mutant.kind} {mutant.change} at PTX line {mutant.line}: {mutant.text}{where}\n  {verdict.how}")
     executed = sum(verdict.outcome != "not executed" for verdict in verdicts)
     survived = sum(verdict.outcome == "survived" for verdict in verdicts)
-    print(f"{survived} of {executed} executed mutants survived")
-    return 1 if survived > 0.05 * executed else 0
+    print(f"{survived} of {executed} executed mutants survived ({100 * survived / max(executed, 1):.1f}%)")
+    return 1 if survived > arguments.most / 100 * executed else 0
+
+
+def judged(mutation: Mutation, file: Path | None) -> Iterator[Verdict]:
+    """All mutants, in order; verdicts that stand in ``file`` for the same launch are taken from there, others are added to it."""
+    from fa4.vgpu.mutate import Verdict
+
+    capture = mutation.capture
+    launch = sha256(repr((capture.ptx, capture.grid, mutation.schedules, mutation.checks)).encode()).hexdigest()[:16]
+    known = {}
+    if file is not None and file.exists():
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            if row.pop("launch") == launch:
+                known[row.pop("mutant")] = row
+    for mutant in mutation.mutants():
+        if mutant.key in known:
+            yield Verdict(mutant, **known[mutant.key])
+            continue
+        verdict = mutation.judge(mutant)
+        if file is not None:
+            with file.open("a") as out:
+                row = {"mutant": mutant.key, "outcome": verdict.outcome, "schedules": verdict.schedules, "how": verdict.how}
+                out.write(json.dumps({"launch": launch, **row}) + "\n")
+        yield verdict
 
 
 def table(verdicts: list[Verdict]) -> str:
     """Outcomes by kind and change; of the caught ones, how many each schedule found first."""
-    counts = Counter((v.mutant.kind, v.mutant.change if "id" not in v.mutant.change else "id", v.outcome) for v in verdicts)
-    first = Counter((v.mutant.kind, v.mutant.change if "id" not in v.mutant.change else "id") for v in verdicts if v.schedules == 1)
+    counts = Counter((v.mutant.kind, _change(v), v.outcome) for v in verdicts)
+    first = Counter((v.mutant.kind, _change(v)) for v in verdicts if v.schedules == 1 and v.outcome == "caught")
     changes = dict.fromkeys((kind, change) for kind, change, _ in sorted(counts))
     rows = [[f"{kind}, {change}", *(str(counts[kind, change, o]) for o in _OUTCOMES), str(first[kind, change])] for kind, change in changes]
     rows.append(["all", *(str(sum(v.outcome == o for v in verdicts)) for o in _OUTCOMES), str(sum(first.values()))])
     return format_table(["change", *_OUTCOMES, "in one schedule"], rows)
 
 
-def _forward(arguments: argparse.Namespace) -> Capture:
-    """The launch of the forward kernel."""
+def _change(verdict: Verdict) -> str:
+    return "id" if verdict.mutant.change.startswith("id ") else verdict.mutant.change
+
+
+def _own(arguments: argparse.Namespace) -> Capture:
+    """The launch of this project's forward kernel, with scores so large that references move and O is rescaled."""
     import torch
 
-    from fa4.problem import AttentionOptions, normalise_window
-    from fa4.runtime import virtual
+    from fa4 import tuning
+    from fa4.arch import get_arch
+    from fa4.compiler import get
+    from fa4.problem import AttentionOptions, AttentionProblem, normalise_window
+    from fa4.runtime import forward, virtual
     from fa4.testing import AttentionShape, make_inputs
     from fa4.vgpu import Gpu
 
-    seqlen_q, seqlen_k = arguments.lengths
-    inputs = make_inputs(AttentionShape(1, seqlen_q, seqlen_k, 1, 1, arguments.head_dim), torch.bfloat16)
+    if arguments.direction == "backward":
+        raise ArgumentError("direction", "backward", "this project has no backward kernel", "use --peer flash-attn-4")
+    (seqlen_q, seqlen_k), heads, dims = arguments.lengths, arguments.heads, arguments.head_dim
+    inputs = make_inputs(AttentionShape(1, seqlen_q, seqlen_k, heads, heads, *dims), torch.bfloat16)
     gpu = Gpu(arguments.arch)
     gpu.captures = []
-    options = AttentionOptions(arguments.head_dim**-0.5, *normalise_window((None, None), arguments.causal))
-    virtual.attention_forward(inputs.q, inputs.k, inputs.v, options, gpu)
+    options = AttentionOptions(1.0, *normalise_window((None, None), arguments.causal))
+    bounds = None, 0 if arguments.causal else None
+    problem = AttentionProblem.of("forward", torch.bfloat16, dims, bounds, 0.0, deterministic=False)
+    config = tuning.config(problem, get_arch(arguments.arch))
+
+    def with_lines(_: Any, *arguments: Any) -> None:
+        virtual.run(gpu, get(problem, config, gpu.arch, line_info=True), *arguments)
+
+    forward.attention_forward(inputs.q, inputs.k, inputs.v, options, gpu.arch, with_lines)
     (capture,) = gpu.captures
     return capture
+
+
+def _of_peer(arguments: argparse.Namespace) -> Capture:
+    """The launch of the peer's main kernel."""
+    from fa4.testing.witness import Witness, captured
+
+    backward = arguments.direction == "backward"
+    mask, heads = "causal" if arguments.causal else "full", (arguments.heads, arguments.heads)
+    case = Witness(arguments.head_dim, mask, heads, (arguments.lengths,), backward, pairs=arguments.pairs or backward)
+    name = f"FlashAttention{arguments.direction.capitalize()}Sm"
+    return next(capture for capture in captured(arguments.arch, case) if name in capture.kernel)

@@ -11,7 +11,7 @@ import builtins
 import dis
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -113,7 +113,7 @@ class _Encoder:
             self.encode(function.__kwdefaults__, f"{path} keyword defaults"),
             # A decorator's own cells hold its machinery; what it decorates is named by __wrapped__.
             None if owner and wrapped else self._cells(function, path),
-            None if owner else [[n, self._global(function.__globals__, n, path)] for n in sorted(set(_global_names(function.__code__)))],
+            None if owner else [[n, self._global(function.__globals__, n, path)] for n in _global_names(function.__code__)],
             self.encode(wrapped, f"{path} wrapped"),
         ]
 
@@ -183,13 +183,13 @@ def _foreign(value: object, path: str) -> Any:
     raise unkeyable(path, value, "capture plain data, functions or a dataclass of them instead")
 
 
-def _global_names(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _GLOBAL_INSTRUCTIONS:
-            yield instruction.argval
+@functools.lru_cache(maxsize=1024)  # code never changes, and a function's key is asked for at every call
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    names = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _GLOBAL_INSTRUCTIONS]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _global_names(constant)
+            names += _global_names(constant)
+    return tuple(sorted(set(names)))
 
 
 def _owner(module: str, path: str, value: object, required: bool = True) -> Any:
@@ -215,7 +215,12 @@ def _owner(module: str, path: str, value: object, required: bool = True) -> Any:
 def _is_library(top: str) -> bool:
     """Whether a package was installed, as opposed to being edited where it lies."""
     file = getattr(sys.modules.get(top), "__file__", None)
-    return file is not None and any(folder in Path(file).parts for folder in _LIBRARY_FOLDERS)
+    return file is not None and _in_library(file)
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_library(file: str) -> bool:
+    return any(folder in Path(file).parts for folder in _LIBRARY_FOLDERS)
 
 
 def _library_version(top: str, path: str, value: object) -> str:

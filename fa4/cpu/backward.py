@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fa4._settings import current
 from fa4.cpu import torch_flash
+from fa4.cpu.modifier import Indices, modify, outside_of_ops, score_gradient
 from fa4.cpu.tiles import Band, Gradients, Needed, Pairs, Plan, Saved, by_row, hide, scores, split
 from fa4.problem import AttentionOptions
 
@@ -41,6 +42,8 @@ def attention_backward(
     saved = Saved(q, k, v, out, lse, dout, dlse)
     if current().cpu_path == "auto" and torch_flash.fits_backward(saved, options, needed):
         return torch_flash.backward(saved, options, needed)
+    if options.modifiers is not None and options.modifiers.score is not None:
+        return outside_of_ops(tiled_backward, saved, options, needed)
     return tiled_backward(saved, options, needed)
 
 
@@ -91,9 +94,16 @@ def _differentiate(
     band, key_step, options, need_dq = work
     q, dout = pairs.load(saved.q, at), pairs.load(saved.dout, at)
     lse = pairs.load(by_row(saved.lse), at)
+    modifiers = options.modifiers
+    if modifiers is not None:  # rows of the band that a user's function hides
+        hidden = lse == -torch.inf
+        lse.masked_fill_(hidden, torch.inf)
+        dout.masked_fill_(hidden, 0.0)
     delta = pairs.load(saved.out, at).mul_(dout).sum(2, keepdim=True)
     if saved.dlse is not None:
         delta.sub_(pairs.load(by_row(saved.dlse), at))
+    if modifiers is not None:
+        delta.masked_fill_(hidden, 0.0)
     dq = torch.zeros_like(q) if need_dq else None
     visible = band.visible(at)
     for keys in split(range(max(visible.start, block.keys.start), min(visible.stop, block.keys.stop)), key_step):
@@ -101,6 +111,9 @@ def _differentiate(
         s = scores(q, k, options)
         # d tanh(x) = 1 - tanh(x)^2, from the capped scores before they turn into P.
         slope = s.div(options.softcap).square_().neg_().add_(1) if options.softcap else None
+        if modifiers is not None:
+            indices, before = Indices.of(pairs, at, keys), s
+            s = modify(s.clone(), indices, modifiers)
         p = s.sub_(lse).exp_()
         hide(p, band.hidden(at, keys), 0.0)
         if block.dv is not None:
@@ -108,6 +121,8 @@ def _differentiate(
         if dq is None and block.dk is None:
             continue
         ds = torch.bmm(dout, pairs.keys.load(saved.v, keys).transpose(1, 2)).sub_(delta).mul_(p)
+        if modifiers is not None:
+            ds = score_gradient(ds, before, indices, modifiers)
         if slope is not None:
             ds.mul_(slope)
         if dq is not None:

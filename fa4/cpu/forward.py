@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fa4._settings import current
 from fa4.cpu import torch_flash
+from fa4.cpu.modifier import Indices, modify
 from fa4.cpu.tiles import Band, Pairs, Plan, by_row, hide, scores, split
 from fa4.problem import AttentionOptions
 
@@ -15,7 +16,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     """Attention of q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv): float16, bfloat16 or float32, any strides.
 
     Returns contiguous ``out`` (B, Sq, Hq, Dv) in the dtype of q and ``lse`` (B, Hq, Sq) float32, the natural logarithm of each row's
-    sum of exponentials. Rows that see no key have out 0 and lse -inf. Uses at most 64 MB above inputs and outputs.
+    sum of exponentials. Rows that see no key have out 0 and lse -inf. Uses at most 64 MB above inputs and outputs and what the torch
+    twins of ``options.modifiers`` take for a tile of 2**20 scores.
 
     Arguments are validated by the caller; nothing is raised for them here. Algorithm: arXiv 2307.08691, Algorithm 1.
     """
@@ -55,6 +57,8 @@ def _attend(
     acc = torch.zeros(*q_tile.shape[:2], v.shape[3])
     for keys in split(band.visible(at), key_step):
         s = scores(q_tile, pairs.keys.load(k, keys), options)
+        if options.modifiers is not None:
+            s = modify(s, Indices.of(pairs, at, keys), options.modifiers)
         hide(s, band.hidden(at, keys), -torch.inf)
         new = torch.maximum(top, s.amax(2, keepdim=True))
         fade = top.sub_(new).exp_()
@@ -62,4 +66,7 @@ def _attend(
         total.mul_(fade).add_(s.sum(2, keepdim=True))
         acc.mul_(fade).baddbmm_(s, pairs.keys.load(v, keys))
         top = new
-    return acc.div_(total), total.log_().add_(top)
+    acc.div_(total)
+    if options.modifiers is not None:
+        acc.masked_fill_(total == 0, 0.0)  # rows of the band that a user's function hides
+    return acc, total.log_().add_(top)

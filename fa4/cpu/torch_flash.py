@@ -1,8 +1,8 @@
 """torch's CPU flash attention, for the requests where it is right, fast and small.
 
-``aten::_scaled_dot_product_flash_attention_for_cpu`` knows no window, no softcap and one head dimension; its causal mask is aligned
-top-left, so only square causal problems fit; it scales masked scores, -inf by then, so the scale must be positive; and its rounding
-depends on what else is in the batch, so deterministic requests are not for it.
+``aten::_scaled_dot_product_flash_attention_for_cpu`` knows no window, no softcap, no user function and one head dimension; its
+causal mask is aligned top-left, so only square causal problems fit; it scales masked scores, -inf by then, so the scale must be
+positive; and its rounding depends on what else is in the batch, so deterministic requests are not for it.
 
 16-bit types are computed in float32 where that is better: its float16 products are emulated on most CPUs, and its backward adds up
 gradients in the type of the inputs, one rounding per block of rows, which leaves this project's error bound. Grouped heads are for
@@ -52,6 +52,7 @@ def _fits(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
         and k.shape[1] >= MIN_KEYS
         and _is_causal(q, k, options) is not None
         and not options.softcap
+        and options.modifiers is None
         and not options.deterministic
         and options.softmax_scale > 0
         and (_GROUPS or q.shape[2] == k.shape[2])

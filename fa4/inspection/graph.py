@@ -35,6 +35,15 @@ class Loop:
     addresses: frozenset[int]
 
 
+def transfers(function: Function) -> tuple[tuple[tuple[int, ...], bool], ...]:
+    """For each instruction the positions that it may jump to, and whether the next one may follow."""
+    positions = {instruction.address: i for i, instruction in enumerate(function.instructions)}
+    return tuple(
+        (tuple(positions[target] for target in _targets(instruction, function.labels)), _falls_through(instruction))
+        for instruction in function.instructions
+    )
+
+
 def natural_loops(function: Function) -> tuple[Loop, ...]:
     """Every natural loop that can be reached, by start address, those of one start merged."""
     if not function.instructions:
@@ -66,20 +75,19 @@ def dominated(function: Function) -> list[frozenset[int]]:
 def _blocks(function: Function) -> tuple[list[list[int]], list[list[int]]]:
     """Basic blocks, as lists of addresses, and the blocks that may follow each."""
     instructions = function.instructions
-    transfers = {i: _targets(instruction, function.labels) for i, instruction in enumerate(instructions)}
+    moves = transfers(function)
     starts = {0}
-    positions = {instruction.address: i for i, instruction in enumerate(instructions)}
-    for i, instruction in enumerate(instructions):
-        if transfers[i] or not _falls_through(instruction):
-            starts.update(positions[target] for target in transfers[i])
+    for i, (targets, falls) in enumerate(moves):
+        if targets or not falls:
+            starts.update(targets)
             starts.add(i + 1)
     ordered = sorted(start for start in starts if start < len(instructions))
     blocks: list[list[int]] = []
     successors: list[list[int]] = []
     for start, end in zip(ordered, [*ordered[1:], len(instructions)], strict=True):
-        last = instructions[end - 1]
-        following = {bisect_right(ordered, positions[target]) - 1 for target in transfers[end - 1]}
-        if _falls_through(last) and end < len(instructions):
+        targets, falls = moves[end - 1]
+        following = {bisect_right(ordered, target) - 1 for target in targets}
+        if falls and end < len(instructions):
             following.add(len(blocks) + 1)
         blocks.append([instruction.address for instruction in instructions[start:end]])
         successors.append(sorted(following))

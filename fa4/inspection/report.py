@@ -16,6 +16,7 @@ from fa4.inspection.code import Loop, MachineCode, SourceCount, machine_code
 from fa4.inspection.histogram import Histogram
 from fa4.inspection.resources import Resources, resources
 from fa4.inspection.text import comparison_table, histogram_table, resource_table
+from fa4.modifier import MaskMod, Modifiers, ScoreMod
 from fa4.problem import Direction, WindowSize, problem_class
 
 
@@ -157,6 +158,8 @@ def inspect(
     softcap: float = 0.0,
     deterministic: bool = False,
     direction: Direction = "forward",
+    score_mod: ScoreMod | str | None = None,
+    mask_mod: MaskMod | str | None = None,
     arch: str,
 ) -> Report:
     """What a class of requests is compiled to on an architecture, for example "sm_80". No GPU is needed.
@@ -178,6 +181,7 @@ def inspect(
         window_size=window_size,
         softcap=softcap,
         deterministic=deterministic,
+        functions=Modifiers.named(score_mod, mask_mod, "cuda").functions,
     )
     support = dispatch.kernel_support(problem, arch)
     if not support:

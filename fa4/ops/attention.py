@@ -14,16 +14,16 @@ from fa4.runtime import cuda
 
 # The arguments after the tensors are the same in both ops and in this order. An absent softmax_scale means head_dim ** -0.5, worked
 # out when the op runs: under torch.compile with dynamic shapes it would otherwise be a symbolic float.
-_OPTIONS = "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, bool deterministic, str backend, str? arch"
-_library = torch.library.Library("fa4", "DEF")
-_library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)")
-_library.define(
+OPTIONS = "float? softmax_scale, SymInt? window_left, SymInt? window_right, float softcap, bool deterministic, str backend, str? arch"
+library = torch.library.Library("fa4", "DEF")
+library.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {OPTIONS}) -> (Tensor out, Tensor lse)")
+library.define(
     "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool[] needed, "
-    f"{_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)"
+    f"{OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)"
 )
 
 
-def _options(
+def options_of(
     q: Tensor,
     softmax_scale: float | None,
     window_left: int | None,
@@ -31,6 +31,7 @@ def _options(
     softcap: float,
     deterministic: bool,
 ) -> AttentionOptions:
+    """The arguments of an op as what implementations take."""
     return AttentionOptions(
         softmax_scale=q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
         window_left=window_left,
@@ -45,23 +46,39 @@ def _own(x: Tensor) -> Tensor:
     return x.contiguous().detach()
 
 
-def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def forward_cpu(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, backend: str, arch: str | None) -> tuple[Tensor, Tensor]:
     """On CPU tensors: the CPU backend, or a kernel on the virtual GPU."""
-    *options, backend, arch = arguments
     if torch.is_autocast_enabled("cpu"):  # inputs are cast already; what is computed from them here must not be
         with torch.autocast("cpu", enabled=False):
-            return _forward_cpu(q, k, v, *arguments)
+            return forward_cpu(q, k, v, options, backend, arch)
     if backend == "vgpu":
         from fa4.runtime import virtual
 
-        return virtual.attention_forward(q, k, v, _options(q, *options), virtual.gpu_from_settings(arch))
-    out, lse = dispatch.load("forward", "cpu")(q, k, v, _options(q, *options))
+        return virtual.attention_forward(q, k, v, options, virtual.gpu_from_settings(str(arch)))
+    out, lse = dispatch.load("forward", "cpu")(q, k, v, options)
     return _own(out), _own(lse)
+
+
+def backward_cpu(
+    dout: Tensor | None, dlse: Tensor | None, saved: tuple[Tensor, ...], needed: list[bool], options: AttentionOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The CPU backend's gradients; ``saved`` are q, k, v, out, lse. One that is not needed is empty."""
+    if torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return backward_cpu(dout, dlse, saved, needed, options)
+    gradients = dispatch.load("backward", "cpu")(dout, dlse, *saved, options, needed=tuple(needed))
+    dq, dk, dv = (saved[0].new_empty(0) if gradient is None else _own(gradient) for gradient in gradients)
+    return dq, dk, dv
+
+
+def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *options, backend, arch = arguments
+    return forward_cpu(q, k, v, options_of(q, *options), backend, arch)
 
 
 def _forward_cuda(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     *options, _backend, arch = arguments
-    return cuda.attention_forward(q, k, v, _options(q, *options), arch)
+    return cuda.attention_forward(q, k, v, options_of(q, *options), arch)
 
 
 def _backward_cpu(
@@ -73,12 +90,7 @@ def _backward_cpu(
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, needed, *options, _backend, _arch = rest
-    if torch.is_autocast_enabled("cpu"):
-        with torch.autocast("cpu", enabled=False):
-            return _backward_cpu(dout, dlse, q, k, v, *rest)
-    gradients = dispatch.load("backward", "cpu")(dout, dlse, q, k, v, out, lse, _options(q, *options), needed=tuple(needed))
-    dq, dk, dv = (q.new_empty(0) if gradient is None else _own(gradient) for gradient in gradients)
-    return dq, dk, dv
+    return backward_cpu(dout, dlse, (q, k, v, out, lse), needed, options_of(q, *options))
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -117,12 +129,17 @@ def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
     )
 
 
-_library.impl("attention_forward", _forward_cpu, "CPU")
-_library.impl("attention_forward", _forward_cuda, "CUDA")
-_library.impl("attention_backward", _backward_cpu, "CPU")
-torch.library.register_fake("fa4::attention_forward", _forward_fake, lib=_library)
-torch.library.register_fake("fa4::attention_backward", _backward_fake, lib=_library)
-torch.library.register_autograd("fa4::attention_forward", _differentiate, setup_context=_save, lib=_library)
-torch.library.register_autograd("fa4::attention_backward", _refuse_double_backward, lib=_library)
+def register(name: str, implementations: tuple[Any, Any, Any], autograd: tuple[Any, Any]) -> None:
+    """Give a pair of ops its implementations (forward on CPU and CUDA, backward on CPU), fakes, and (derivative, what to save for it)."""
+    forward, backward = f"{name}_forward", f"{name}_backward"
+    for op, implementation, key in zip((forward, forward, backward), implementations, ("CPU", "CUDA", "CPU"), strict=True):
+        library.impl(op, implementation, key)
+    torch.library.register_fake(f"fa4::{forward}", _forward_fake, lib=library)
+    torch.library.register_fake(f"fa4::{backward}", _backward_fake, lib=library)
+    torch.library.register_autograd(f"fa4::{forward}", autograd[0], setup_context=autograd[1], lib=library)
+    torch.library.register_autograd(f"fa4::{backward}", _refuse_double_backward, lib=library)
+
+
+register("attention", (_forward_cpu, _forward_cuda, _backward_cpu), (_differentiate, _save))
 
 attention_forward = torch.ops.fa4.attention_forward.default

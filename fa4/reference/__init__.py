@@ -17,7 +17,7 @@ from fa4.reference.ledger import (
     standard_operand_traffic,
 )
 from fa4.reference.mask import visible
-from fa4.reference.problem import AttentionOptions, AttentionResult, Gradients, Tiles
+from fa4.reference.problem import AttentionOptions, AttentionResult, Gradients, MaskMod, ScoreMod, Tiles
 from fa4.reference.standard import standard_attention, standard_attention_backward
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "Fp8Options",
     "Gradients",
     "Ledger",
+    "MaskMod",
+    "ScoreMod",
     "Tiles",
     "flash1_attention",
     "flash1_operand_traffic",

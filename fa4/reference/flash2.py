@@ -118,7 +118,7 @@ def _backward(head: Head, tiles: Tiles) -> None:
             dv += p.T @ only(sees_a_key, dout)
 
             score_gradient = p * (dout @ v.T - delta[:, None])
-            ds = only(sees_a_key, head.product_gradient(score_gradient, scores))
+            ds = only(sees_a_key, head.product_gradient(score_gradient, scores, rows, columns))
             dk += ds.T @ only(sees_a_key, q)
             # Each key tile adds to the same rows of dQ: the read-modify-write that a GPU does with atomic adds.
             memory.write("dQ", memory.read("dQ", rows) + only(sees_a_key, ds @ k), rows)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fa4.errors import ArgumentError
 from fa4.reference.ledger import DeviceMemory, Ledger
 from fa4.reference.mask import visible
-from fa4.reference.problem import AttentionOptions, AttentionResult, FloatArray, Gradients, Inputs
+from fa4.reference.problem import AttentionOptions, AttentionResult, FloatArray, Gradients, IndexArray, Inputs
 
 Array = npt.NDArray[Any]
 
@@ -24,13 +25,18 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Head:
-    """One head as an algorithm sees it: its device memory, its lengths, and the rule that turns Q K^T into scores."""
+    """One head as an algorithm sees it: its device memory, its lengths, and the rule that turns Q K^T into scores.
+
+    ``batch`` and ``index`` (of the query head) are what functions on scores are told.
+    """
 
     memory: DeviceMemory
     options: AttentionOptions
     seqlen_q: int
     seqlen_k: int
     scale: float
+    batch: int
+    index: int
 
     def row_tiles(self, rows: int) -> Iterator[slice]:
         """Cut the queries into tiles of ``rows``; the last one may be shorter."""
@@ -42,10 +48,12 @@ class Head:
 
     def seen(self, rows: slice, columns: slice) -> npt.NDArray[np.bool_]:
         """Tell which keys of a tile each of its queries sees, shape (rows, columns)."""
-        queries = np.arange(self.seqlen_q, dtype=np.int64)[rows]
-        keys = np.arange(self.seqlen_k, dtype=np.int64)[columns]
+        queries, keys = self._positions(rows, columns)
         offset = self.seqlen_k - self.seqlen_q
-        return visible(queries, keys, offset=offset, causal=self.options.causal, window_size=self.options.window_size)
+        seen = visible(queries, keys, offset=offset, causal=self.options.causal, window_size=self.options.window_size)
+        if self.options.mask_mod:
+            seen = seen & self.options.mask_mod(self.batch, self.index, queries[:, None], keys[None])
+        return seen
 
     def is_empty(self, rows: slice, columns: slice) -> bool:
         """Tell whether the mask hides a whole tile, so that an algorithm need not load it."""
@@ -54,18 +62,42 @@ class Head:
     def scores(self, product: Array, rows: slice = ALL, columns: slice = ALL) -> Array:
         """Turn a tile of Q K^T into scores: scaled, capped, and -inf where the query does not see the key."""
         self.memory.ledger.hold(product.size)
-        scores = product * self.scale
-        if self.options.softcap:
-            scores = self.options.softcap * np.tanh(scores / self.options.softcap)
+        scores = self._capped(product)
+        if self.options.score_mod:
+            scores = self.options.score_mod.function(scores, *self._where(rows, columns))
         return np.where(self.seen(rows, columns), scores, -np.inf)
 
-    def product_gradient(self, score_gradient: Array, scores: Array) -> Array:
-        """Carry a gradient of the scores back to Q K^T: d tanh(x) = 1 - tanh(x)^2, then the scale."""
+    def product_gradient(self, score_gradient: Array, scores: Array, rows: slice = ALL, columns: slice = ALL) -> Array:
+        """Carry a gradient of the scores back to Q K^T: that of the score modifier, d tanh(x) = 1 - tanh(x)^2, then the scale.
+
+        A score modifier cannot be inverted: the scores before it are computed again.
+
+        Raises:
+            ArgumentError: a score modifier without gradient.
+        """
+        modifier = self.options.score_mod
+        if modifier:
+            if modifier.gradient is None:
+                raise ArgumentError("score_mod", modifier, "has no gradient", "pass ScoreMod(function, gradient)")
+            seen = scores != -np.inf
+            scores = self._capped(self.memory.read("Q", rows) @ self.memory.read("K", columns).T)
+            score_gradient = np.where(seen, modifier.gradient(score_gradient, scores, *self._where(rows, columns)), 0.0)
         if self.options.softcap:
             hidden = scores == -np.inf
             tanh = np.where(hidden, 0.0, scores) / self.options.softcap
             score_gradient = score_gradient * (1 - tanh * tanh)
         return score_gradient * self.scale
+
+    def _capped(self, product: Array) -> Array:
+        scores = product * self.scale
+        return self.options.softcap * np.tanh(scores / self.options.softcap) if self.options.softcap else scores
+
+    def _positions(self, rows: slice, columns: slice) -> tuple[IndexArray, IndexArray]:
+        return np.arange(self.seqlen_q, dtype=np.int64)[rows], np.arange(self.seqlen_k, dtype=np.int64)[columns]
+
+    def _where(self, rows: slice, columns: slice) -> tuple[int, int, IndexArray, IndexArray]:
+        queries, keys = self._positions(rows, columns)
+        return self.batch, self.index, queries[:, None], keys[None]
 
 
 def run_forward(inputs: Inputs, options: AttentionOptions, algorithm: Callable[[Head], None]) -> AttentionResult:
@@ -110,7 +142,7 @@ def _make_head(
     kv_index = inputs.kv_head(index)
     q, k, v = inputs.q[batch, :, index], inputs.k[batch, :, kv_index], inputs.v[batch, :, kv_index]
     memory = DeviceMemory(ledger, {"Q": q, "K": k, "V": v, **(more or {})})
-    return Head(memory, options, q.shape[0], k.shape[0], options.scale(q.shape[1]))
+    return Head(memory, options, q.shape[0], k.shape[0], options.scale(q.shape[1]), batch, index)
 
 
 def _cut(length: int, size: int) -> Iterator[slice]:

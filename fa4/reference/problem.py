@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +14,24 @@ from fa4.reference.ledger import Ledger
 from fa4.reference.mask import Window
 
 FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.int64]
 
 _NOT_FLOAT_KINDS = "biucOSUmM"  # numpy's kind letters; bfloat16 and float8 from ml_dtypes are of kind "V" and pass
+
+
+MaskMod = Callable[[int, int, IndexArray, IndexArray], npt.NDArray[np.bool_]]
+"""``visible = f(batch, head, queries, keys)`` with queries (rows, 1) and keys (1, columns); broadcasts to (rows, columns)."""
+
+
+@dataclass(frozen=True)
+class ScoreMod:
+    """A function on scores: ``function(scores, batch, head, queries, keys)`` with scores (rows, columns), indices as for ``MaskMod``.
+
+    ``gradient(dscores, scores, batch, head, queries, keys)`` carries a gradient of its result back to ``scores``; only a backward needs it.
+    """
+
+    function: Callable[[FloatArray, int, int, IndexArray, IndexArray], FloatArray]
+    gradient: Callable[[FloatArray, FloatArray, int, int, IndexArray, IndexArray], FloatArray] | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,8 @@ class AttentionOptions:
         causal: hide keys right of the diagonal, aligned bottom-right.
         window_size: (left, right) in keys; see ``mask.visible``.
         softcap: c > 0 replaces a scaled score s by c * tanh(s / c); 0 turns it off.
+        score_mod: changes scaled and capped scores before the mask.
+        mask_mod: hides keys beside those that causal and window hide.
 
     Raises:
         ArgumentError: a scale or softcap that is not finite, or a negative softcap.
@@ -35,6 +54,8 @@ class AttentionOptions:
     causal: bool = False
     window_size: Window = (None, None)
     softcap: float = 0.0
+    score_mod: ScoreMod | None = None
+    mask_mod: MaskMod | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""

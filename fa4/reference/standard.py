@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fa4.reference.heads import Head, run_backward, run_forward
 from fa4.reference.mask import Window
 from fa4.reference.online import divide_rows, finite, log, only
-from fa4.reference.problem import AttentionOptions, AttentionResult, Gradients, check_inputs, check_output_gradients
+from fa4.reference.problem import AttentionOptions, AttentionResult, Gradients, MaskMod, ScoreMod, check_inputs, check_output_gradients
 
 
 def standard_attention(
@@ -26,6 +26,8 @@ def standard_attention(
     causal: bool = False,
     window_size: Window = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
 ) -> AttentionResult:
     """Compute attention in float64.
 
@@ -37,6 +39,8 @@ def standard_attention(
         causal: query i sees keys j <= i + Sk - Sq (aligned bottom-right).
         window_size: (left, right) in keys, see ``visible``; None or -1 is open.
         softcap: c > 0 replaces a scaled score s by c * tanh(s / c).
+        score_mod: changes scaled and capped scores before the mask.
+        mask_mod: hides keys beside those that causal and window hide.
 
     Returns:
         ``out`` (B, Sq, Hq, Dv), ``lse`` (B, Hq, Sq, natural logarithm), both float64, and the ledger. Rows that see no key have
@@ -45,7 +49,7 @@ def standard_attention(
     Raises:
         DtypeError, ShapeError, ArgumentError: see ``check_inputs`` and ``AttentionOptions``.
     """
-    options = AttentionOptions(softmax_scale, causal, window_size, softcap)
+    options = AttentionOptions(softmax_scale, causal, window_size, softcap, score_mod, mask_mod)
     return run_forward(check_inputs(q, k, v), options, _forward)
 
 
@@ -60,6 +64,8 @@ def standard_attention_backward(
     causal: bool = False,
     window_size: Window = (None, None),
     softcap: float = 0.0,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
 ) -> Gradients:
     """Compute the gradients of ``sum(out * dout) + sum(lse * dlse)`` in float64 (arXiv 2205.14135, appendix B.2 and Algorithm 3).
 
@@ -73,6 +79,8 @@ def standard_attention_backward(
         causal: likewise.
         window_size: likewise.
         softcap: likewise.
+        score_mod: likewise; needs its gradient.
+        mask_mod: likewise.
 
     Returns:
         ``dq``, ``dk``, ``dv`` in the shapes of q, k, v, float64. Rows that see no key add exactly 0. The ledger counts the
@@ -81,7 +89,7 @@ def standard_attention_backward(
     Raises:
         DtypeError, ShapeError, ArgumentError: see ``check_inputs``, ``check_output_gradients`` and ``AttentionOptions``.
     """
-    options = AttentionOptions(softmax_scale, causal, window_size, softcap)
+    options = AttentionOptions(softmax_scale, causal, window_size, softcap, score_mod, mask_mod)
     inputs = check_inputs(q, k, v)
     dout, dlse = check_output_gradients(inputs, dout, dlse)
     zeros = {"O": np.zeros(inputs.out_shape), "lse": np.zeros(inputs.lse_shape)}  # the forward pass fills them

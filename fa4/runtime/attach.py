@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from fa4 import _settings
+from fa4.arch import get_arch
 from fa4.runtime import dsl
 from fa4.runtime.tensors import HostTensor, extent, on_host
 from fa4.runtime.virtual import Region, launch, region, registered
@@ -37,8 +38,9 @@ class AttachedGpu(Gpu):
     running call holds it. Memory that only a pointer leads to (``make_ptr``) must be registered.
     """
 
-    def __init__(self, arch: str, **options: Any) -> None:
+    def __init__(self, arch: str, sms: int | None = None, **options: Any) -> None:
         super().__init__(arch, **options)
+        self.sms = int(get_arch(arch).sm_count) if sms is None else sms
         self._registered: list[tuple[Any, Region]] = []
 
     def register(self, array: Any, name: str, writable: bool = True) -> int:
@@ -111,7 +113,9 @@ def attach(
     schedule: Schedule | None = None,
     delay: Literal["late", "early"] | None = None,
     checks: Checks | None = None,
+    processes: int | None = None,
     line_info: bool = True,
+    sms: int | None = None,
     **options: Any,
 ) -> Iterator[AttachedGpu]:
     """Run CuTe-DSL functions on a virtual GPU: ``cute.compile`` and calls, or calls of ``@cute.jit`` functions, inside the block.
@@ -126,7 +130,10 @@ def attach(
         schedule: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_schedule``.
         delay: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_delay``.
         checks: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_checks``.
+        processes: see ``fa4.vgpu.Gpu``; None is the setting ``vgpu_processes``.
         line_info: compile with a line table, so that errors and reports name source lines. Tracing takes about twice as long.
+        sms: how many SMs functions are told that there are; None: as many as the architecture has. Kernels that are compiled for a number
+            of blocks, such as persistent ones, use it.
         options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``.
 
     Raises:
@@ -141,6 +148,8 @@ def attach(
         schedule=schedule or settings.vgpu_schedule,
         delay=delay or settings.vgpu_delay,
         checks=checks or settings.vgpu_checks,
+        sms=sms,
+        processes=settings.vgpu_processes if processes is None else processes,
         **options,
     )
     with dsl.hooked(gpu, line_info):

@@ -46,7 +46,14 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, own, partial(run, index))
 
 
-def run(index: int, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
+def run(
+    index: int,
+    artifact: Artifact,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    scalars: Sequence[Scalar],
+    aux: Sequence[Tensor] = (),
+) -> None:
     """Call the host code of ``artifact`` with tensors of device ``index``, on its current stream.
 
     Raises:
@@ -55,7 +62,7 @@ def run(index: int, artifact: Artifact, inputs: Sequence[Tensor], outputs: Seque
     """
     found = _functions.get((id(artifact), index)) or _load(artifact, index)
     try:
-        found[1](*inputs, *outputs, *scalars, device.current_stream(index))
+        found[1](*inputs, *outputs, *scalars, device.current_stream(index), *aux)
     except Exception as error:
         raise CudaError(f"{artifact.function} on cuda:{index}: {_reason(error)}") from error
 

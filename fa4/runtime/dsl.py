@@ -24,9 +24,10 @@ from fa4.vgpu.program import Program
 
 
 class Attachment(Protocol):
-    """What the DSL is attached to."""
+    """What the DSL is attached to; ``sms`` is how many SMs it is told that there are."""
 
     arch: str
+    sms: int
 
     def run(self, program: Program, request: LaunchRequest) -> None:
         """Launch a kernel."""
@@ -49,8 +50,8 @@ def attached() -> Attachment | None:
 class Engine:
     """In place of the DSL's execution engine: host code of one compiled function, with calls of CUDA bound to the virtual GPU."""
 
-    def __init__(self, code: bytes, ptx: str, arch: str) -> None:
-        self._ptx = ptx
+    def __init__(self, code: bytes, ptx: str, cubin: bytes, arch: str) -> None:
+        self._ptx, self._cubin = ptx, cubin
         self.driver = Driver(self._launch, int(get_arch(arch).smem_per_block))
         self._loaded = load_object(code, self.driver.resolve)
 
@@ -78,7 +79,7 @@ class Engine:
 
     @cached_property
     def _program(self) -> Program:
-        return Program.parse(self._ptx)
+        return Program.parse(self._ptx, self._cubin)
 
     def _launch(self, request: LaunchRequest) -> None:
         if _attached is None:
@@ -141,14 +142,14 @@ def _replacements(gpu: Attachment, line_info: bool, folder: Path) -> Iterator[tu
     yield _Tensor, "__tvm_ffi_object__", _pointers(_Tensor.__tvm_ffi_object__, gpu)
     arch = get_arch(gpu.arch)
     yield HardwareInfo, "__init__", lambda _self, device_id=0: None
-    yield HardwareInfo, "get_device_multiprocessor_count", lambda _self: int(arch.sm_count)
+    yield HardwareInfo, "get_device_multiprocessor_count", lambda _self: gpu.sms
     yield HardwareInfo, "get_l2_cache_size_in_bytes", lambda _self: int(arch.l2)
-    yield HardwareInfo, "get_max_active_clusters", lambda _self, cluster_size, stream=None: int(arch.sm_count) // cluster_size
+    yield HardwareInfo, "get_max_active_clusters", lambda _self, cluster_size, stream=None: gpu.sms // cluster_size
 
 
 def _prepare(original: Callable[..., Any], wanted: tuple[str, bool], folder: Path) -> Callable[..., Any]:
     """Options of a compile: keep PTX, in a folder of its own, with line information, and use no cache."""
-    from cutlass.base_dsl.compiler import DumpDir, GenerateLineInfo, GPUArch, KeepPTX
+    from cutlass.base_dsl.compiler import DumpDir, GenerateLineInfo, GPUArch, KeepCUBIN, KeepPTX
 
     wanted_arch, line_info = wanted
 
@@ -162,6 +163,7 @@ def _prepare(original: Callable[..., Any], wanted: tuple[str, bool], folder: Pat
             raise LaunchError(f"--gpu-arch {arch}: the attached GPU is {wanted_arch}; leave the option out, or attach(arch={arch!r})")
         options.options[GPUArch] = GPUArch(arch)
         options.options[KeepPTX] = KeepPTX(True)
+        options.options[KeepCUBIN] = KeepCUBIN(True)
         if not options.options[DumpDir].value:
             options.options[DumpDir] = DumpDir(tempfile.mkdtemp(dir=folder))
         if line_info:
@@ -178,9 +180,10 @@ def _compile(original: Callable[..., Any], gpu: Attachment, folder: Path) -> Cal
             untouched: tuple[Any, Any] = original(self, module, pipeline, name, libraries, engine)
             return untouched
         _, module = original(self, module, pipeline, name, libraries, False)
-        path = Path(self.compile_options.full_ptx_path)
-        ptx = path.read_text().rstrip("\0") if self.num_kernels else ""
-        return Engine(object_code(module, name, folder / "host.o"), ptx, gpu.arch), module
+        files = self.compile_options
+        ptx = Path(files.full_ptx_path).read_text().rstrip("\0") if self.num_kernels else ""
+        cubin = Path(files.full_cubin_path).read_bytes() if self.num_kernels else b""
+        return Engine(object_code(module, name, folder / "host.o"), ptx, cubin, gpu.arch), module
 
     return compile_module
 

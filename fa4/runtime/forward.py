@@ -14,12 +14,13 @@ from fa4.arch import get_arch
 from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
 from fa4.errors import ShapeError
+from fa4.modifier import DeviceFunctions
 from fa4.problem import AttentionOptions, AttentionProblem
-from fa4.runtime.tensors import kernel_operand
+from fa4.runtime.tensors import aux_operand, kernel_operand
 
 Scalar = float | int | None
-# Runs the host code of an artifact on input tensors, output tensors and numbers.
-Execute = Callable[[Artifact, Sequence[Tensor], Sequence[Tensor], Sequence[Scalar]], None]
+# Runs the host code of an artifact on input tensors, output tensors, numbers and the tensors of user functions.
+Execute = Callable[[Artifact, Sequence[Tensor], Sequence[Tensor], Sequence[Scalar], Sequence[Tensor]], None]
 
 MAX_INT32 = (1 << 31) - 1
 
@@ -35,7 +36,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         CompileError, UnsupportedError: there is no kernel for this request.
     """
     batch, seqlen_q, heads, head_dim = q.shape
-    _, seqlen_k, _, head_dim_v = v.shape
+    _, seqlen_k, heads_kv, head_dim_v = v.shape
     out = q.new_empty((batch, seqlen_q, heads, head_dim_v))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=torch.float32)
     rows = batch * heads * seqlen_q
@@ -46,24 +47,35 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
     left, right, softcap = options.window_left, options.window_right, options.softcap
     bounds = None if left is None else 1, right and 1  # of a right bound the kernel knows whether it is 0
-    problem, config = _compiled_for(q.dtype, head_dim, head_dim_v, bounds, softcap > 0, arch)
+    queries = tuning.Queries.of(seqlen_q, heads // heads_kv)
+    modifiers = options.modifiers
+    functions = modifiers.functions if modifiers else (None, None)
+    problem, config = _compiled_for(q.dtype, (head_dim, head_dim_v), bounds, softcap > 0, (arch, queries), functions)
     scalars = (
         options.softmax_scale,
         softcap if problem.softcap else None,
         None if left is None else max(-MAX_INT32, min(left, MAX_INT32)),
         max(-MAX_INT32, min(right, MAX_INT32)) if right else None,  # 0 is compiled in
     )
-    execute(get(problem, config, arch), (kernel_operand(q), kernel_operand(k), kernel_operand(v)), (out, lse), scalars)
+    inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
+    aux = [aux_operand(x) for x in modifiers.aux] if modifiers else []
+    execute(get(problem, config, arch), inputs, (out, lse), scalars, aux)
     return out, lse
 
 
 @lru_cache(maxsize=1024)
 def _compiled_for(
-    dtype: torch.dtype, head_dim: int, head_dim_v: int, bounds: tuple[int | None, int | None], softcap: bool, arch: str
+    dtype: torch.dtype,
+    head_dims: tuple[int, int],
+    bounds: tuple[int | None, int | None],
+    softcap: bool,
+    target: tuple[str, tuning.Queries],
+    functions: DeviceFunctions,
 ) -> tuple[AttentionProblem, Any]:
     """Problem class and configuration of a request, of which ``bounds`` and ``softcap`` tell the class only.
 
     The forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
     """
-    problem = AttentionProblem.of("forward", dtype, (head_dim, head_dim_v), bounds, float(softcap), deterministic=False)
-    return problem, tuning.config(problem, get_arch(arch))
+    problem = AttentionProblem.of("forward", dtype, head_dims, bounds, float(softcap), False, functions)
+    arch, queries = target
+    return problem, tuning.config(problem, get_arch(arch), queries)

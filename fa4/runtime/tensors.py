@@ -26,6 +26,11 @@ def kernel_operand(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
+def aux_operand(x: Tensor) -> Tensor:
+    """A tensor that a user's function reads: itself where its last stride is 1, otherwise one contiguous copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.clone(memory_format=torch.contiguous_format)
+
+
 class _DLTensor(ctypes.Structure):
     """DLTensor of DLPack, with which an unversioned DLManagedTensor begins."""
 

@@ -29,10 +29,10 @@ _STREAM = 0
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed, the schedule, the delay and the checks that the settings say."""
+    """A virtual GPU with the seed, the schedule, the delay, the checks and the number of processes that the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    return Gpu(arch, seed=settings.vgpu_seed, **how)
+    return Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:
@@ -44,23 +44,30 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, gpu.arch, partial(run, gpu))
 
 
-def run(gpu: Gpu, artifact: Artifact, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scalars: Sequence[Scalar]) -> None:
-    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` are read-only, ``outputs`` start as NaN.
+def run(
+    gpu: Gpu,
+    artifact: Artifact,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    scalars: Sequence[Scalar],
+    aux: Sequence[Tensor] = (),
+) -> None:
+    """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` and ``aux`` are read-only, ``outputs`` start as NaN.
 
     Raises:
         VgpuError: what is wrong with the kernel, and where.
     """
     import tvm_ffi
 
-    driver = Driver(partial(launch, gpu, parsed(artifact.ptx)), int(get_arch(artifact.arch).smem_per_block))
+    driver = Driver(partial(launch, gpu, parsed(artifact.ptx, artifact.cubin)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
         tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    tensors = [tensor.detach() for tensor in (*inputs, *outputs)]
-    regions = [region(tensor.__dlpack__(), "inputs", False) for tensor in tensors[: len(inputs)]]
-    regions += [region(tensor.__dlpack__(), "outputs", True) for tensor in tensors[len(inputs) :]]
+    regions = [region(tensor.detach().__dlpack__(), "inputs", False) for tensor in (*inputs, *aux)]
+    regions += [region(tensor.detach().__dlpack__(), "outputs", True) for tensor in outputs]
+    operands, more = ([tvm_ffi.from_dlpack(HostTensor(x.detach())) for x in tensors] for tensors in ((*inputs, *outputs), aux))
     with registered(gpu, regions), driver.raising():
-        function(*(tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors), *scalars, _STREAM)
+        function(*operands, *scalars, _STREAM, *more)
 
 
 def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:
@@ -108,9 +115,9 @@ def registered(gpu: Gpu, regions: Iterable[Region]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=64)
-def parsed(ptx: str) -> Program:
+def parsed(ptx: str, cubin: bytes = b"") -> Program:
     """The program of a text, which keeps the code that the virtual GPU generates for it."""
-    return Program.parse(ptx)
+    return Program.parse(ptx, cubin)
 
 
 def _memory(region: Region) -> npt.NDArray[np.uint8]:

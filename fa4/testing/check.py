@@ -11,6 +11,7 @@ from torch import Tensor
 from fa4.reference import standard_attention, standard_attention_backward
 from fa4.testing.compare import Comparison, compare
 from fa4.testing.inputs import AttentionInputs
+from fa4.testing.modifier import reference_options
 from fa4.testing.torch_attention import torch_attention
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor]]
@@ -21,8 +22,8 @@ def compare_attention(
 ) -> list[Comparison]:
     """Compare out, lse, dq, dk, dv of ``attention(q, k, v, **options) -> (out, lse)`` with float64.
 
-    ``options`` are softmax_scale, causal, window_size and softcap. The gradient flows from ``dout``, and from ``dlse`` too where
-    ``use_dlse`` is set and only at rows that see a key (elsewhere lse is the constant -inf).
+    ``options`` are softmax_scale, causal, window_size, softcap, and the handles score_mod and mask_mod with their aux. The gradient flows
+    from ``dout``, and from ``dlse`` too where ``use_dlse`` is set and only at rows that see a key (elsewhere lse is the constant -inf).
 
     Raises:
         AssertionError: a shape or dtype is wrong, or no bound follows from these inputs (see ``compare``).
@@ -30,7 +31,7 @@ def compare_attention(
     dlse = None
     if use_dlse:
         q, k, v = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v))
-        unseen = torch.from_numpy(standard_attention(q, k, v, **options).lse == -float("inf"))
+        unseen = torch.from_numpy(standard_attention(q, k, v, **reference_options(options)).lse == -float("inf"))
         dlse = inputs.dlse.masked_fill(unseen.to(inputs.dlse.device), 0.0)
     return compare_results(run_attention(attention, inputs, dlse=dlse, backward=backward, **options), inputs, dlse=dlse, **options)
 
@@ -40,10 +41,11 @@ def compare_results(actual: dict[str, Tensor], inputs: AttentionInputs, *, dlse:
     q, k, v, dout = (x.detach().double().cpu().numpy() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
     backward = "dq" in actual
     baseline = run_attention(torch_attention, inputs, dlse=dlse, backward=backward, **options)
-    expected = standard_attention(q, k, v, **options)
+    exact = reference_options(options)
+    expected = standard_attention(q, k, v, **exact)
     references = {"out": expected.out, "lse": expected.lse}
     if backward:
-        gradients = standard_attention_backward(q, k, v, dout, None if dlse is None else dlse.double().cpu().numpy(), **options)
+        gradients = standard_attention_backward(q, k, v, dout, None if dlse is None else dlse.double().cpu().numpy(), **exact)
         references |= {"dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
     return [
         compare(name, actual[name], reference, baseline[name], axis=2 if name == "lse" else 1) for name, reference in references.items()

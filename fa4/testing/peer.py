@@ -1,17 +1,21 @@
 """flash-attn-4 on the virtual GPU: a program, since importing flash-attn-4 changes the DSL's frontend for the whole process.
 
-    python -m fa4.testing.peer ARCH SCHEDULE SEED [SEED ...]
+    python -m fa4.testing.peer [--checks CHECKS] [--captures FOLDER] ARCH SCHEDULE SEED [SEED ...]
 
-Reads a ``Witness`` as JSON from each line of standard input, and prints an ``Answer`` for each and every seed of the schedule.
+Reads a ``Witness`` as JSON from each line of standard input, and prints an ``Answer`` for each and every seed of the schedule. Launches are
+written to the folder, numbered (``fa4.vgpu.capture``).
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,14 +27,25 @@ from fa4.testing.witness import MASKS, Answer, Witness, witness
 from fa4.vgpu import Gpu, attach, torch_cuda
 
 
-def main(arch: str, schedule: str, *seeds: str) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Answer all requests."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checks")
+    parser.add_argument("--captures", type=Path)
+    parser.add_argument("arch")
+    parser.add_argument("schedule")
+    parser.add_argument("seeds", type=int, nargs="+")
+    given = parser.parse_args(arguments)
     for line in sys.stdin:
         case = witness(json.loads(line))
-        for seed in map(int, seeds):
-            options = {"schedule": schedule, "seed": seed, "resident": 16, "line_info": False}
-            with attach(arch, unwritten="nan", **cast(Any, options)) as gpu, torch_cuda():  # a tile has more rows than the tensor
+        for seed in given.seeds:
+            options = {"schedule": given.schedule, "seed": seed, "resident": 16, "line_info": given.captures is not None}
+            options |= {"checks": given.checks, "unwritten": "nan"}  # a tile has more rows than the tensor
+            with attach(given.arch, **cast(Any, options)) as gpu, torch_cuda():
+                gpu.captures = None if given.captures is None else []
                 print(json.dumps(asdict(_answer(gpu, case))), flush=True)
+            for number, capture in enumerate(gpu.captures or ()):
+                capture.save(given.captures / f"{number}.npz")
 
 
 def _answer(gpu: Gpu, case: Witness) -> Answer:
@@ -45,7 +60,7 @@ def _answer(gpu: Gpu, case: Witness) -> Answer:
         kernels=tuple(launch.kernel for launch in gpu.reports),
         instructions=report.instructions,
         seconds=report.seconds,
-        paired=any("cta_group::2" in opcode for opcode in report.by_opcode if "mma" in opcode),
+        opcodes=tuple(report.by_opcode),
     )
 
 
@@ -106,4 +121,4 @@ def _digests(results: dict[str, Tensor]) -> tuple[tuple[str, str], ...]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

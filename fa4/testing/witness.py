@@ -13,11 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import fa4
+from fa4 import _settings
 from fa4.errors import BackendError, Fa4Error
 from fa4.testing.compare import Comparison
+from fa4.vgpu.capture import Capture
 
 PEER = "flash-attn-4"
 VERSION = "4.0.0b36"
@@ -79,7 +82,7 @@ class Answer:
     """What the peer did with a request.
 
     ``results`` has a comparison with float64 for each result and sequence; ``kernels`` the names of what was launched, ``instructions``
-    how many warp instructions that was, in ``seconds``; ``paired`` says whether CTA pairs multiplied;
+    how many warp instructions that was, in ``seconds``, and ``opcodes`` which;
     ``digests`` are hashes of the bits of each result; ``failure`` is the error, if there was one.
     """
 
@@ -88,9 +91,14 @@ class Answer:
     kernels: tuple[str, ...] = ()
     instructions: int = 0
     seconds: float = 0.0
-    paired: bool = False
+    opcodes: tuple[str, ...] = ()
     digests: tuple[tuple[str, str], ...] = ()
     failure: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether CTA pairs multiplied."""
+        return any("cta_group::2" in opcode for opcode in self.opcodes if "mma" in opcode)
 
     @property
     def ok(self) -> bool:
@@ -110,11 +118,14 @@ def witnesses(arch: str, backward: bool = False) -> list[Witness]:
     masks = [mask for mask in MASKS if arch != "sm_80" or mask in ("full", "causal")]
     cases = []
     for i, dims in enumerate(_DIMS[arch]):
+        # Its Hopper backward takes groups of query heads only where the two head dimensions are equal.
+        no_groups = arch == "sm_90a" and backward and dims[0] != dims[1]
         for j, mask in enumerate(masks):
             for k, lengths in enumerate(_LENGTHS):
-                cases.append(Witness(dims, mask, _HEADS[(i + j + k) % 3], (lengths,), backward))
+                cases.append(Witness(dims, mask, (2, 2) if no_groups else _HEADS[(i + j + k) % 3], (lengths,), backward))
         if arch != "sm_80":
-            cases += [Witness(dims, mask, heads, _PACKED, backward) for mask, heads in (("full", (2, 2)), ("causal", (3, 1)))]
+            packed = (("full", (2, 2)), ("causal", (2, 2) if no_groups else (3, 1)))
+            cases += [Witness(dims, mask, heads, _PACKED, backward) for mask, heads in packed]
         if arch in _BLACKWELL and (dims[0] == 128 or (dims[0] > 128 and not backward)):  # from D 192 on its backward needs pairs
             cases += [Witness(dims, "full", heads, ((500, 777),), backward, pairs=False) for heads in ((2, 2), (2, 1))]
         if arch in _BLACKWELL and not backward and dims[0] == dims[1]:
@@ -140,21 +151,43 @@ def require_peer() -> None:
         raise BackendError("peer", PEER, f"version {VERSION} must be installed, found {found}", remedy)
 
 
-def run_witnesses(arch: str, cases: Sequence[Witness], schedule: str = "priority", seeds: Sequence[int] = (0,)) -> Iterator[Answer]:
-    """Run the peer in a process of its own, each case under every seed of the schedule in turn.
+def run_witnesses(
+    arch: str, cases: Sequence[Witness], schedule: str = "priority", seeds: Sequence[int] = (0,), checks: str | None = None
+) -> Iterator[Answer]:
+    """Run the peer in a process of its own, each case under every seed of the schedule in turn; ``checks`` None: those of the settings.
+
+    The setting ``vgpu_processes`` holds in that process too.
 
     Raises:
         BackendError: flash-attn-4 is not installed.
         Fa4Error: the process ended early.
     """
+    return _run(cases, [*(["--checks", checks] if checks else []), arch, schedule, *map(str, seeds)], len(cases) * len(seeds))
+
+
+def captured(arch: str, case: Witness) -> list[Capture]:
+    """The launches that the peer makes for a request.
+
+    Raises:
+        BackendError: flash-attn-4 is not installed.
+        Fa4Error: it fails.
+    """
+    with TemporaryDirectory() as folder:
+        (answer,) = _run([case], ["--captures", folder, arch, "round_robin", "0"], 1)
+        if not answer.ok:
+            raise Fa4Error(f"{PEER}: {case}: {answer.failure or [str(r) for r in answer.results if not r.ok]}")
+        return [Capture.load(Path(folder) / f"{number}.npz") for number in range(len(answer.kernels))]
+
+
+def _run(cases: Sequence[Witness], arguments: Sequence[str], expected: int) -> Iterator[Answer]:
     require_peer()
     path = os.pathsep.join(filter(None, [str(Path(fa4.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "fa4.testing.peer", arch, schedule, *map(str, seeds)],
+        [sys.executable, "-W", "ignore", "-m", "fa4.testing.peer", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "FA4_VGPU_PROCESSES": str(_settings.current().vgpu_processes)},
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -166,8 +199,8 @@ def run_witnesses(arch: str, cases: Sequence[Witness], schedule: str = "priority
             if line.startswith("{"):
                 count += 1
                 yield _answered(json.loads(line))
-    if count != len(cases) * len(seeds):
-        raise Fa4Error(f"{PEER} answered {count} of {len(cases) * len(seeds)} requests, exit status {process.returncode}")
+    if count != expected:
+        raise Fa4Error(f"{PEER} answered {count} of {expected} requests, exit status {process.returncode}")
 
 
 def witness(data: dict[str, Any]) -> Witness:
@@ -178,5 +211,5 @@ def witness(data: dict[str, Any]) -> Witness:
 
 def _answered(data: dict[str, Any]) -> Answer:
     results = tuple(Comparison(**{**result, "index": tuple(result["index"])}) for result in data.pop("results"))
-    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "digests")}
+    lists = {name: tuple(map(tuple, data[name]) if name == "digests" else data[name]) for name in ("kernels", "opcodes", "digests")}
     return Answer(**{**data, **lists, "witness": witness(data["witness"]), "results": results})

@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fa4.vgpu.choices import Minimal, minimise
 from fa4.vgpu.errors import (
     BarrierError,
     DataRaceError,
@@ -30,16 +31,20 @@ from fa4.vgpu.errors import (
     Place,
     ProxyFenceError,
     PtxSyntaxError,
+    SharedGlobalError,
+    TensorFenceError,
     TensorMapError,
     TensorMemoryError,
     TrapError,
     UninitializedError,
     UnsupportedInstructionError,
     VgpuError,
+    WorkerError,
 )
 from fa4.vgpu.machine import Gpu
+from fa4.vgpu.observe import Observer
 from fa4.vgpu.program import Program
-from fa4.vgpu.report import Observer, Report
+from fa4.vgpu.report import Report
 
 if TYPE_CHECKING:
     from fa4.runtime.attach import attach as attach
@@ -54,6 +59,7 @@ __all__ = [
     "LaunchError",
     "MatrixDescriptorError",
     "MemoryFaultError",
+    "Minimal",
     "MisalignedError",
     "Observer",
     "OutOfBoundsError",
@@ -64,13 +70,17 @@ __all__ = [
     "ProxyFenceError",
     "PtxSyntaxError",
     "Report",
+    "SharedGlobalError",
+    "TensorFenceError",
     "TensorMapError",
     "TensorMemoryError",
     "TrapError",
     "UninitializedError",
     "UnsupportedInstructionError",
     "VgpuError",
+    "WorkerError",
     "attach",
+    "minimise",
     "torch_cuda",
 ]
 

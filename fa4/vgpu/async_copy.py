@@ -94,13 +94,18 @@ class Copies:
     def check_source(self, source: Array, valid: Array, size: int, mask: Array) -> None:
         """What will be read must exist."""
         if (valid[mask] == size).all():
-            self.memory.pieces(source[mask], size, mask)
+            pieces = self.memory.pieces(source[mask], size, mask)
+            if self.memory.sharing is not None:
+                self.memory.sharing.access(pieces, source[mask], size, mask, write=False)
             return
         for lane in np.flatnonzero(mask):
-            if self.memory.find(int(source[lane]), int(valid[lane])) is None:
-                one = np.zeros_like(mask)
-                one[lane] = True
+            one = np.zeros_like(mask)
+            one[lane] = True
+            buffer = self.memory.find(int(source[lane]), int(valid[lane]))
+            if buffer is None:
                 raise self.memory.outside(source[one], int(valid[lane]), one)
+            if self.memory.sharing is not None:
+                self.memory.sharing.box(buffer, int(source[lane]), (int(valid[lane]),), (1,), write=False)
 
     def commit(self, first: int, mask: Array) -> None:
         """Close the group of each thread."""

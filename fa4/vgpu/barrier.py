@@ -73,9 +73,6 @@ def execute(gang: Gang, kind: str, aligned: bool, number: Array, threads: Array 
             barrier.reduction = name
             barrier.results.append((warp.index, target))
             barrier.values.append(np.broadcast_to(value, gang.n)[here][lanes])
-        observer = cta.launch.observer
-        if observer is not None:
-            observer.event(cta.index, warp.index, f"bar.{kind}", {"barrier": index, "threads": count})
         if barrier.expected is not None and barrier.arrived > barrier.expected:
             _fault(
                 gang, first, f"barrier {index} expects {barrier.expected} threads, and {barrier.arrived} arrived: warps {barrier.arrivals}"

@@ -3,8 +3,9 @@
 Agents are numbers. Each has an epoch that grows with every release; an access is stamped with the epoch of its agent and, in the low bits,
 the number of its instruction (its site). A clock gives for each agent the highest stamp that lies before a point of the program: an access
 is ordered before the point if and only if its stamp is at most that (Lamport 1978; Flanagan and Freund, "FastTrack", 2009). A clock has
-three rows: memory; what its agent did before its last proxy fence, which is what the asynchronous proxy may see; and execution, which
-relaxed operations order too.
+rows: memory; what its agent did before its last proxy fence, which is what the asynchronous proxy may see; execution, which relaxed
+operations order too; and, where ``tcgen05.fence`` counts, the accesses of tensor memory that were fenced by those who did them, and of
+these the ones that the agent has fenced off on its side.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+MEMORY, PROXY, EXECUTION, FENCED, TENSOR = range(5)
+"""Rows of a clock."""
+
 SITES = 4096
 """Sites that a stamp can tell apart; later ones count as the last."""
 
@@ -23,23 +27,37 @@ _COLUMNS = 8
 
 
 class Clocks:
-    """One clock for each of ``agents``: ``known[a, 0, b]`` is the highest stamp of b that lies before what a does next."""
+    """One clock for each of ``agents``: ``known[a, 0, b]`` is the highest stamp of b that lies before what a does next.
 
-    def __init__(self, agents: int) -> None:
-        self.known = np.zeros((agents, 3, agents), np.int32)
+    Of itself an agent always knows in ``::2``: memory, execution and tensor memory. ``fences`` says whether there are the last two rows.
+    """
+
+    def __init__(self, agents: int, fences: bool = False) -> None:
+        self.known = np.zeros((agents, TENSOR + 1 if fences else EXECUTION + 1, agents), np.int32)
         own = np.arange(agents)
-        self.known[own, 0, own] = self.known[own, 2, own] = 2 * SITES - 1
+        self.known[own, ::2, own] = 2 * SITES - 1
         self.used = np.zeros(agents, bool)
+        self.acted = np.zeros(agents, bool)
         self.published: list[Array | None] = [None] * agents
 
     def join(self, agent: int, clock: Array) -> None:
         """What lies before ``clock`` lies before what the agent does next."""
-        row = self.known[agent]
-        np.maximum(row, clock, out=row)
+        rows = self.known[agent, :TENSOR]
+        np.maximum(rows, clock[:TENSOR], out=rows)
         self.published[agent] = None
+
+    def inherit(self, agent: int, clock: Array) -> None:
+        """``join`` by an engine, to which the fences of the issuer count as its own."""
+        np.maximum(self.known[agent], clock, out=self.known[agent])
+        self.published[agent] = None
+
+    def learns(self, agent: int, clock: Array) -> bool:
+        """Whether ``join`` would order anything new."""
+        return bool((clock[:TENSOR] > self.known[agent, :TENSOR]).any())
 
     def release(self, agent: int) -> Array:
         """The clock that an agent publishes: what it does later does not lie before it. The same array until something changes."""
+        self.acted[agent] = True
         if self.used[agent]:
             clock: Array = self.known[agent].copy()
             self.known[agent, ::2, agent] += SITES
@@ -57,7 +75,7 @@ class Clocks:
         """What a relaxed operation publishes: execution, and what lay before the last fence."""
         now = self.release(agent)
         clock = np.zeros_like(now) if fenced is None else fenced.copy()
-        clock[2] = now[2]
+        clock[EXECUTION:] = now[EXECUTION:]
         return clock
 
     def follow(self, agent: int, stream: int, stamp: int) -> None:
@@ -68,8 +86,26 @@ class Clocks:
 
     def fence(self, agent: int) -> None:
         """A proxy fence: all that the agent did before may be seen by the asynchronous proxy of whoever it is ordered before."""
-        self.known[agent, 1, agent] = self.release(agent)[0, agent]
+        self.known[agent, PROXY, agent] = self.release(agent)[MEMORY, agent]
         self.published[agent] = None
+
+    def fence_before(self, agent: int, streams: list[int]) -> bool:
+        """tcgen05.fence::before_thread_sync: what ``streams`` did for the agent, which waited, may be handed on; whether it is new."""
+        now = self.release(agent)
+        ready = now[TENSOR].copy()
+        ready[streams] = now[MEMORY, streams]
+        return self._raise(agent, FENCED, ready)
+
+    def fence_after(self, agent: int) -> bool:
+        """tcgen05.fence::after_thread_sync: what was fenced and handed on lies before what the agent does next; whether that is new."""
+        return self._raise(agent, TENSOR, self.known[agent, FENCED])
+
+    def _raise(self, agent: int, row: int, to: Array) -> bool:
+        mine = self.known[agent, row]
+        new = bool((to > mine).any())
+        np.maximum(mine, to, out=mine)
+        self.published[agent] = None
+        return new
 
     def base(self, agent: int) -> int:
         """The stamp of an access now, without its site."""

@@ -13,6 +13,7 @@ from fa4.vgpu.engine import Signal, Wait, park
 from fa4.vgpu.errors import BarrierError, DivergenceError
 from fa4.vgpu.hazards import Hazards
 from fa4.vgpu.memory import FaultError
+from fa4.vgpu.scheduler import ClusterSchedule
 from fa4.vgpu.state import Cta, Dim3, Gang
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Cluster:
         nx, ny = grid[0] // size[0], grid[1] // size[1]
         self.index = index
         self.id: Dim3 = index % nx, index // nx % ny, index // (nx * ny)
+        self.ticks = 0  # steps of its own
+        self.schedule = ClusterSchedule(self.launch.scheduler.schedule, self.launch.scheduler.seed, index, self.ctas)
         self.barrier = ClusterBarrier(self)
         self.hazards = None if self.launch.checks == "basic" else Hazards(self)
         for cta in self.ctas:

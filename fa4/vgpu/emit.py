@@ -18,9 +18,11 @@ import numpy.typing as npt
 from fa4.vgpu import isa
 from fa4.vgpu.defined import Watch, is_copy
 from fa4.vgpu.errors import UnsupportedInstructionError
-from fa4.vgpu.hazards import SITE_NAMES, Sites, register_bit
+from fa4.vgpu.hazards import SITE_NAMES, Sites
 from fa4.vgpu.lexer import integer
+from fa4.vgpu.observe import looks, observed, tell, values_of
 from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+from fa4.vgpu.tensor_order import register_bit
 from fa4.vgpu.warpgroup import Multiplications
 
 Array = npt.NDArray[Any]
@@ -139,6 +141,7 @@ class Emitter:
     shared_base: int
     clustered: bool = False
     sites: Sites | None = None
+    observed: bool = False
     lines: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     namespace: dict[str, Any] = field(default_factory=lambda: dict(_NAMESPACE))
@@ -148,6 +151,7 @@ class Emitter:
     temporaries: int = 0
     constants: dict[tuple[str, bytes], str] = field(default_factory=dict)
     used: set[Register] = field(default_factory=set)
+    touched: tuple[set[Register], set[Register]] = field(default_factory=lambda: (set(), set()))
 
     # Lines and names
 
@@ -245,6 +249,17 @@ class Emitter:
         if self.sites is not None and op.name in SITE_NAMES:
             self.line(f"g.site = {self.sites.number(op)}")
 
+    def observe(self, op: Op, position: int, block: int) -> str:
+        """Tell the observer of an instruction before it is executed, or give the call that tells what it loaded."""
+        if not (self.observed and observed(op)):
+            return ""
+        place = "(g.cta.index, g.first, g.warps)"
+        call = f"{self.helper(tell)}(g.cta.launch, {place}, {(block, position)}, {values_of(self, op)}, {self.masked})"
+        if looks(op):
+            return call
+        self.line(call)
+        return ""
+
     def check_loads(self, op: Op) -> None:
         """Whoever reads what a tcgen05.ld brings waits for it."""
         if self.sites is None:
@@ -253,10 +268,10 @@ class Emitter:
         read = self.sites.loads.intersection(op.read())
         if op.name == "mov" and read:
             rows, to = (self.fixed(sum(register_bit(r) for r in registers)) for registers in (read, written))
-            self.line(f"if g.cta.hazards.loading: g.cta.hazards.load_moved(g, {rows}, {to})")
+            self.line(f"if g.cta.hazards.tensor.loading: g.cta.hazards.tensor.moved(g, {rows}, {to})")
         elif read - self.used:
             rows = self.fixed(sum(register_bit(r) for r in read - self.used))
-            self.line(f"if g.cta.hazards.loading: g.cta.hazards.loaded(g, {rows})")
+            self.line(f"if g.cta.hazards.tensor.loading: g.cta.hazards.tensor.used(g, {rows})")
             self.used |= read
         self.used -= written
 
@@ -320,7 +335,10 @@ class Emitter:
         self.check_multiplications(op)
         self.site(op)
         self.check_loads(op)
+        later = self.observe(op, position, block)
         isa.emit(self, op)
+        if later:
+            self.line(later)
         for register in op.written():
             row = self.watch.rows.get(register)
             if row is not None:
@@ -332,16 +350,35 @@ class Emitter:
 
     def check_multiplications(self, op: Op) -> None:
         """What wgmma instructions on their way use may not be touched, except by other wgmma instructions, which run in order."""
-        if op.name == "wgmma" or not self.watch.results:
+        if not self.watch.results:
+            return
+        if op.name == "wgmma":
+            self.tell_touched()
             return
         read = self.watch.results.intersection(op.read())
         written = (self.watch.results | self.watch.factors).intersection(op.written())
         if read or written:
-            rows = (self.fixed(np.array([r.index for r in registers], int)) for registers in (read, written))
-            if "pending" not in self.namespace:
-                self.namespace["pending"] = None  # said once a block
-                self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
-            self.line(f"if pending.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
+            rows = (_rows(self, registers) for registers in (read, written))
+            self.line(f"if {self.pending()}.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
+            if self.sites is not None:
+                self.touched[0].update(read)
+                self.touched[1].update(written)
+                if op.guard is not None:
+                    self.tell_touched()
+
+    def pending(self) -> str:
+        """The multiplications of the CTA, by a name that is assigned once a block."""
+        if "pending" not in self.namespace:
+            self.namespace["pending"] = None
+            self.line(f"pending = g.cta.unit({self.helper(Multiplications)})")
+        return "pending"
+
+    def tell_touched(self) -> None:
+        """Registers that were read and written since this was last told: a wgmma that uses them needs a wgmma.fence first."""
+        if any(self.touched):
+            self.line(f"{self.pending()}.touch(g, {_rows(self, self.touched[0])}, {_rows(self, self.touched[1])}, {self.masked})")
+            for registers in self.touched:
+                registers.clear()
 
     def check(self, op: Op, where: tuple[int, int]) -> None:
         """Watched registers that the op reads: the guard in all lanes, others in those where the guard holds."""
@@ -372,16 +409,20 @@ class Emitter:
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
 
 
-def compile_block(kernel: Kernel, watch: Watch, index: int, full: bool, shared: tuple[int, bool], sites: Sites | None = None) -> Compiled:
-    """Generate the function of one block, for gangs with all lanes active (``full``) or under a mask.
+def compile_block(
+    kernel: Kernel, watch: Watch, place: tuple[int, bool], shared: tuple[int, bool], sites: Sites | None = None, observed: bool = False
+) -> Compiled:
+    """Generate the function of one block.
 
-    ``shared`` says where shared memory begins, and whether its addresses have the rank of their CTA; with ``sites`` the code says which
-    instruction accesses memory.
+    ``place`` is (number of the block, whether all lanes of the gangs are active); ``shared`` says where shared memory begins, and whether
+    its addresses have the rank of their CTA; with ``sites`` the code says which instruction accesses memory, with ``observed`` it tells
+    the observer.
 
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites)
+    index, full = place
+    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites, observed)
     try:
         _emit_block(emitter, kernel.blocks[index])
     except UnsupportedInstructionError as error:
@@ -402,12 +443,20 @@ def _emit_block(emitter: Emitter, block: Block) -> None:
             emitter.position = positions[0]
             emitter.mask = emitter.base_mask
             isa.emit_group(emitter, [block.ops[p] for p in positions])
+    emitter.mask = emitter.base_mask
+    emitter.tell_touched()
     if block.end is not None:
         emitter.position = len(block.ops)
         emitter.begin(block.end)
         emitter.check(block.end, (index, len(block.ops)))
         emitter.site(block.end)
+        emitter.observe(block.end, len(block.ops), index)
         isa.emit_end(emitter, block.end)
+
+
+def _rows(e: Emitter, registers: set[Register] | frozenset[Register]) -> str:
+    """The rows of some registers, as an array."""
+    return e.fixed(np.array(sorted(r.index for r in registers), int))
 
 
 def sources(e: Emitter, operands: Sequence[Operand], type_: str) -> list[str]:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from fa4.vgpu.memory import FaultError
@@ -136,16 +135,16 @@ class Engine:
             self.signal.notify()
             return
         self.queue.append(Operation(run, issuer))
-        launch.busy[self] = None
+        self.cta.cluster.schedule.busy[self] = None
 
-    def step(self, random: Random | None = None) -> None:
-        """Do one operation."""
+    def step(self, place: Callable[[int], int] | None = None) -> None:
+        """Do one operation; of several, where there is no order, the one that ``place`` says."""
         queue, launch = self.queue, self.cta.launch
-        if random is not None and not self.ordered and len(queue) > 1:
-            queue.rotate(-random.randrange(len(queue)))
+        if place is not None and not self.ordered and len(queue) > 1:
+            queue.rotate(-place(len(queue)))
         operation = queue.popleft()
         if not queue:
-            del launch.busy[self]
+            del self.cta.cluster.schedule.busy[self]
         launch.progress += 1
         try:
             operation.run()

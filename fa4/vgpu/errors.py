@@ -9,7 +9,10 @@ from fa4.errors import Fa4Error
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happened. ``source`` is "file:line", with " inlined at file:line" where the line table says so."""
+    """Where something happened. ``source`` is "file:line", with " inlined at file:line" where the line table says so.
+
+    ``run`` are the arguments of ``Gpu`` that repeat the run, where it was not in the default schedule.
+    """
 
     kernel: str
     cta: tuple[int, int, int] | None = None
@@ -18,6 +21,7 @@ class Place:
     ptx_line: int | None = None
     ptx_text: str = ""
     source: str = ""
+    run: str = ""
 
     def __str__(self) -> str:
         """Several lines, fit for an error message."""
@@ -28,6 +32,8 @@ class Place:
             lines.append(f"PTX line {self.ptx_line}: {self.ptx_text}")
         if self.source:
             lines.append(f"source {self.source}")
+        if self.run:
+            lines.append(f"again with {self.run}")
         return "\n  ".join(lines)
 
 
@@ -35,9 +41,13 @@ class VgpuError(Fa4Error):
     """Base of all errors of the virtual GPU. ``place`` is None where no instruction was being executed."""
 
     def __init__(self, message: str, place: Place | None = None) -> None:
-        super().__init__(message if place is None else f"{message}\n  {place}")
+        super().__init__(message)
         self.message = message
         self.place = place
+
+    def __str__(self) -> str:
+        """The message, and the place."""
+        return self.message if self.place is None else f"{self.message}\n  {self.place}"
 
     def __reduce__(self) -> tuple[type[VgpuError], tuple[str, Place | None]]:
         """Pickle by parts: exceptions cross process borders in worker pools."""
@@ -84,8 +94,20 @@ class DataRaceError(VgpuError):
     """Two accesses of the same memory, one of them a write, that nothing orders (PTX ISA 8.10)."""
 
 
+class SharedGlobalError(VgpuError):
+    """Clusters communicate through global memory, so that they cannot run in several processes; one process runs the kernel."""
+
+
+class WorkerError(VgpuError):
+    """A process that ran clusters of a grid ended without an answer."""
+
+
 class ProxyFenceError(VgpuError):
     """An asynchronous operation reads what was written generically without a proxy fence behind it (PTX ISA 8.6)."""
+
+
+class TensorFenceError(VgpuError):
+    """tcgen05.fence or wgmma.fence is missing (PTX ISA 9.7.16.6, 9.7.15.7.1)."""
 
 
 class MatrixDescriptorError(VgpuError, ValueError):

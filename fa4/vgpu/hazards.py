@@ -13,7 +13,6 @@ A warp counts as one agent: races between its lanes are not looked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu import descriptor
-from fa4.vgpu.clocks import SITES, Clocks, Conflict, Shadow, joined
+from fa4.vgpu.clocks import EXECUTION, PROXY, SITES, Clocks, Conflict, Shadow
 from fa4.vgpu.errors import DataRaceError, ProxyFenceError
 from fa4.vgpu.global_hazards import Foreign
 from fa4.vgpu.memory import FaultError
+from fa4.vgpu.tensor_order import TensorOrder
 
 if TYPE_CHECKING:
     from fa4.vgpu.cluster import Cluster
@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-TENSOR_COLUMNS = 512
-QUADRANT = 32
-LOADS_OF_WARP, STORES_OF_WARP = "tcgen05.ld of warp", "tcgen05.st of warp"
 _STREAMS_PER_WARP, _STREAMS_PER_CTA = 4, 32
-_EVERYTHING = 2**31 - 1
 
 SITE_NAMES = frozenset(
     ["ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mbarrier", "tcgen05", "wgmma", "bar", "barrier", "fence", "membar"]
@@ -68,7 +64,7 @@ class Sites:
         self.mods: list[tuple[str, ...]] = [()]
         self.numbers: dict[int, int] = {}
         self.effective: set[int] = set()
-        """Instructions that ordered something new."""
+        """Instructions that ordered something new; of arrivals on mbarriers and initialisations, those that a wait came after."""
         self.mixed: set[int] = set()
         """Instructions at a named barrier together with others."""
         self.shift, self.global_shift = (grain(kernel, space).bit_length() - 1 for space in ("shared", "global"))
@@ -109,18 +105,18 @@ class Hazards:
         ctas, self.warp_count = len(cluster.ctas), -(-launch.threads // 32)
         self.warps = ctas * self.warp_count
         agents = ctas * (self.warp_count * (1 + _STREAMS_PER_WARP) + _STREAMS_PER_CTA)
-        self.clocks = Clocks(agents)
+        self.clocks = Clocks(agents, fences=self.strict)
         self.streams: dict[tuple[int, Any], int] = {}
         self.names: dict[int, str] = {}
         self.shared = [Shadow(-(-launch.shared_bytes >> self.shift), agents) for _ in range(ctas)]
-        self.tensor: dict[int, Shadow] = {}
+        self.tensor = TensorOrder(self)
         self.touched = np.zeros((ctas, agents), np.int32)
         self.left: dict[int, Array] = {}
+        self.tentative: dict[int, set[int]] = {}  # instructions that ordered something new for a warp, which did nothing since
         self.fenced: dict[int, Array] = {}
-        self.freed: Array | None = None
         self.wrote: set[int] = set()  # warps, since their last proxy fence
+        self.fences: dict[int, dict[int, str]] = {}  # the last of the warps, and of which kind, since they handed on anything
         self.fresh: dict[int, list[Mbarrier]] = {}  # that warps made since their last fence
-        self.loading: dict[int, list[tuple[int, int]]] = {}
         self.foreign = Foreign(self, launch.order)
         self.lanes = np.repeat(np.arange(self.warps), 32)
 
@@ -158,10 +154,22 @@ class Hazards:
         return FaultError(DataRaceError, f"{what} is {verb}, but nothing orders this behind {self.describe(conflict)}", lanes)
 
     def follow(self, agent: int, clock: Array, site: int) -> None:
-        """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new."""
-        if site not in self.sites.effective and (clock > self.clocks.known[agent]).any():
-            self.sites.effective.add(site)
+        """A warp comes behind ``clock`` by an instruction, which is noted where that orders anything new before anything that follows."""
+        self.settle(agent)
+        if site not in self.sites.effective and self.clocks.learns(agent, clock):
+            self.clocks.release(agent)  # what follows has another epoch
+            self.clocks.acted[agent] = False
+            self.tentative.setdefault(agent, set()).add(site)
         self.clocks.join(agent, clock)
+
+    def settle(self, agent: int) -> None:
+        """Of what a warp waited for and fenced, note what anything followed: that it handed on its clock, or an access by itself."""
+        if self.clocks.acted[agent] and agent in self.fences:
+            self.sites.effective.update(self.fences.pop(agent))
+        waits = self.tentative.get(agent)
+        if waits and (self.clocks.used[agent] or self.clocks.acted[agent]):
+            self.sites.effective |= waits
+            waits.clear()
 
     # Warps and shared memory
 
@@ -217,7 +225,10 @@ class Hazards:
 
     def leave(self, cta: Cta, warp: int) -> None:
         """A warp exits."""
-        clock = self.clocks.release(self.warp(cta, warp))
+        agent = self.warp(cta, warp)
+        self.clocks.acted[agent] |= len(self.shared) > 1  # others may use the memory of its CTA until then
+        self.settle(agent)
+        clock = self.clocks.release(agent)
         old = self.left.get(cta.rank)
         self.left[cta.rank] = clock if old is None else np.maximum(old, clock)
 
@@ -226,19 +237,24 @@ class Hazards:
         for i in range(g.warps):
             if mask is None or mask[32 * i : 32 * i + 32].any():
                 agent = self.warp(g.cta, g.first + i)
-                if kind != "release":
-                    for mbarrier in self.fresh.pop(agent, ()):
-                        mbarrier.visible = True
-                        self.sites.effective.add(g.site)
-                if kind == "proxy":
-                    if agent in self.wrote:
-                        self.sites.effective.add(g.site)
-                        self.wrote.discard(agent)
-                    self.clocks.fence(agent)
-                elif kind == "release":
+                if kind == "release":
                     self.foreign.fence(agent)
                     self.fenced[agent] = self.clocks.release(agent)
                     self.sites.effective.add(g.site)  # whether anything needs it is not traced
+                    continue
+                self.settle(agent)
+                ready = self.fresh.pop(agent, [])
+                for mbarrier in ready:
+                    mbarrier.visible = True
+                # What an earlier one did, this one would have done, if the warp has handed on nothing in between.
+                pending = {site: what for site, what in self.fences.get(agent, {}).items() if (what, kind) == ("proxy", "init")}
+                if ready or (kind == "proxy" and agent in self.wrote):
+                    pending[g.site] = kind
+                self.fences[agent] = pending
+                if kind == "proxy":
+                    self.wrote.discard(agent)
+                    self.clocks.fence(agent)
+                self.clocks.acted[agent] = False
 
     def check_end(self, cta: Cta) -> None:
         """A CTA ends: whatever others did to its memory must be ordered before.
@@ -246,7 +262,7 @@ class Hazards:
         Raises:
             FaultError: something is not.
         """
-        known = self.left[cta.rank][2]
+        known = self.left[cta.rank][EXECUTION]
         late = self.touched[cta.rank] > known
         own = slice(cta.rank * self.warp_count, (cta.rank + 1) * self.warp_count)
         late[own] = False
@@ -285,6 +301,10 @@ class Hazards:
         agent = self.warp(cta, warp)
         self.use_mbarrier(mbarrier, agent, site)
         if mbarrier.published is not None:
+            self.sites.effective.update(map(self.sites.number, mbarrier.came.values()))
+            if mbarrier.made is not None:
+                self.sites.effective.add(mbarrier.made.stamp % SITES)
+            mbarrier.came.clear()
             self.follow(agent, mbarrier.published, site)
 
     # cp.async
@@ -379,9 +399,7 @@ class Hazards:
         agent, known, stamp = who
         conflict = shadow.conflict(cells, agent, known, write)
         if conflict is not None:
-            tensor = any(shadow is other for other in self.tensor.values())
-            where = _tensor_cell(conflict.cell) if tensor else f"byte {conflict.cell << self.shift:#x}"
-            raise self.race(f"{where} of {what}", write, conflict)
+            raise self.race(f"byte {conflict.cell << self.shift:#x} of {what}", write, conflict)
         if write:
             shadow.write(cells, agent, stamp)
         else:
@@ -395,7 +413,7 @@ class Hazards:
         """
         shadow = self.shared[cta.rank]
         writers, stamps = shadow.writer[cells], shadow.written[cells]
-        bad = (writers < self.warps) & (stamps > issued[1].take(writers))
+        bad = (writers < self.warps) & (stamps > issued[PROXY].take(writers))
         if bad.any():
             i = int(bad.argmax())
             cell = cells.start + i if isinstance(cells, slice) else int(cells[i])
@@ -407,106 +425,6 @@ class Hazards:
         """Cells of a matrix operand; ``quarter``: of rows 16 q to 16 q + 15 only."""
         return operand_cells(descriptors, blackwell, operand, self.shift, quarter)
 
-    # Tensor memory
-
-    def tensor_of(self, cta: Cta) -> Shadow:
-        """The shadow of the tensor memory of a CTA: a cell for each column of each quadrant."""
-        found = self.tensor.get(cta.rank)
-        if found is None:
-            found = self.tensor[cta.rank] = Shadow(4 * TENSOR_COLUMNS, len(self.clocks.used))
-        return found
-
-    def tensor_loaded(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], rows: Any) -> None:
-        """Warps of a gang load (first, count) columns of their quadrants into registers, until they wait or read those."""
-        numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        bits = _bits(tuple(numbers))
-        for i, stream, top in self._tensor_moved(g, lanes, lane, columns, False):
-            self.loading.setdefault(self.warp(g.cta, g.first + i), []).append((bits, top))
-            self.clocks.advance(stream)
-
-    def tensor_stored(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int]) -> None:
-        """Warps of a gang store (first, count) columns of their quadrants, until they wait."""
-        for _ in self._tensor_moved(g, lanes, lane, columns, True):
-            pass
-
-    def _tensor_moved(self, g: Gang, lanes: slice, lane: int, columns: tuple[int, int], write: bool) -> Iterator[tuple[int, int, int]]:
-        """Done by streams of the warps: (warp of the gang, stream, its epoch); the warp itself is always behind both."""
-        cta, shadow = g.cta, self.tensor_of(g.cta)
-        for i in range(lanes.start // 32, lanes.stop // 32):
-            warp = g.first + i
-            streams = self.stream(cta, (LOADS_OF_WARP, warp)), self.stream(cta, (STORES_OF_WARP, warp))
-            known = self.clocks.known[self.warp(cta, warp), 0].copy()
-            known[streams[0]] = known[streams[1]] = _EVERYTHING
-            start = (lane // QUADRANT + i - lanes.start // 32) * TENSOR_COLUMNS + columns[0]
-            top = int(self.clocks.known[streams[write], 0, streams[write]])
-            self.clocks.used[streams[write]] = True
-            who = streams[write], known, top - (SITES - 1 - g.site)
-            self.apply(shadow, slice(start, start + columns[1]), who, write, f"tensor memory of CTA {cta.id}")
-            yield i, streams[write], top
-
-    def tensor_waited(self, g: Gang, write: bool, mask: Array | None) -> None:
-        """tcgen05.wait: what the warps of a gang loaded or stored is done."""
-        for i in range(g.warps):
-            if mask is None or mask[32 * i]:
-                agent = self.warp(g.cta, g.first + i)
-                stream = self.stream(g.cta, (STORES_OF_WARP if write else LOADS_OF_WARP, g.first + i))
-                if self.clocks.used[stream] if write else agent in self.loading:
-                    self.sites.effective.add(g.site)
-                self.clocks.follow(agent, stream, int(self.clocks.known[stream, 0, stream]))
-                self.clocks.advance(stream)
-                if not write:
-                    self.loading.pop(agent, None)
-
-    def load_moved(self, g: Gang, rows: int, to: int) -> None:
-        """Registers are copied, which does not read what a load brings."""
-        for i in range(g.warps):
-            found = self.loading.get(self.warp(g.cta, g.first + i), [])
-            for n, (bits, top) in enumerate(found):
-                if bits & rows:
-                    found[n] = bits | to, top
-
-    def loaded(self, g: Gang, rows: int) -> None:
-        """Registers are read, by the bits of ``rows``: the loads that bring them, and earlier ones, are done then.
-
-        Raises:
-            FaultError: with ``checks="isa"``, which wants tcgen05.wait::ld first.
-        """
-        for i in range(g.warps):
-            agent = self.warp(g.cta, g.first + i)
-            found = self.loading.get(agent)
-            if not found:
-                continue
-            last = max((n for n, (bits, _) in enumerate(found) if bits & rows), default=-1)
-            if last < 0:
-                continue
-            if self.strict:
-                raise FaultError(DataRaceError, "the result of a tcgen05.ld is read before tcgen05.wait::ld", self.lanes[: g.n] == i)
-            self.clocks.follow(agent, self.stream(g.cta, (LOADS_OF_WARP, g.first + i)), found[last][1])
-            del found[: last + 1]
-            if not found:
-                del self.loading[agent]
-
-    def tensor_allocated(self, cta: Cta, warp: int, to: int, site: int) -> None:
-        """A warp got columns: their address is written to shared memory; it comes behind those who gave columns back."""
-        agent = self.warp(cta, warp)
-        if self.freed is not None:
-            self.clocks.join(agent, self.freed)
-        who = agent, self.clocks.known[agent, 0], self.clocks.base(agent) + site
-        self.apply(self.shared[cta.rank], self.range_of(to, 4), who, True, f"shared memory of CTA {cta.id}")
-
-    def tensor_freed(self, cta: Cta, warp: int, columns: tuple[int, int], site: int) -> None:
-        """Columns are given back: nobody may use them any more.
-
-        Raises:
-            FaultError: nothing orders a use before this.
-        """
-        agent = self.warp(cta, warp)
-        who = agent, self.clocks.known[agent, 0], self.clocks.base(agent) + site
-        for quadrant in range(4):
-            start = quadrant * TENSOR_COLUMNS + columns[0]
-            self.apply(self.tensor_of(cta), slice(start, start + columns[1]), who, True, f"tensor memory of CTA {cta.id}, given back here,")
-        self.freed = joined(self.freed, self.clocks.release(agent))
-
 
 def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
     """Registers, and all that they are moved to."""
@@ -514,21 +432,6 @@ def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
     while more := {r for op in moves if not registers.isdisjoint(op.read()) for r in op.written()} - registers:
         registers |= more
     return frozenset(registers)
-
-
-def register_bit(register: Register) -> int:
-    """The bit of a register in the masks of registers that tcgen05.ld brings."""
-    return 1 << 2 * register.index + (register.bits == 64)
-
-
-@lru_cache(maxsize=4096)
-def _bits(rows: tuple[int, ...]) -> int:
-    """Bits of registers of 32 bits."""
-    return sum(1 << 2 * row for row in rows)
-
-
-def _tensor_cell(cell: int) -> str:
-    return f"column {cell % TENSOR_COLUMNS} of lanes {cell // TENSOR_COLUMNS * QUADRANT} and up"
 
 
 @lru_cache(maxsize=64)

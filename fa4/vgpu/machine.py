@@ -5,29 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from random import Random
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.capture import BufferImage, Capture
-from fa4.vgpu.cluster import Cluster
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
-from fa4.vgpu.engine import Engine
-from fa4.vgpu.errors import LaunchError
+from fa4.vgpu.errors import LaunchError, Place, VgpuError
 from fa4.vgpu.global_hazards import GlobalOrder
+from fa4.vgpu.grid import clusters_of, run_clusters
 from fa4.vgpu.hazards import Sites
-from fa4.vgpu.memory import UNWRITTEN, WRITTEN, Block, Buffer, GlobalMemory
+from fa4.vgpu.memory import UNWRITTEN, WINDOW_SHIFT, WINDOWS, WRITTEN, Block, Buffer, GlobalMemory
+from fa4.vgpu.observe import Observer
+from fa4.vgpu.processes import check_processes, run_in_processes
 from fa4.vgpu.program import Kernel, Program
-from fa4.vgpu.report import Observer, Report, launch_report, total_report
+from fa4.vgpu.report import Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
-from fa4.vgpu.state import Cta, Dim3
-from fa4.vgpu.step import deadlock, expire, run_engine, run_warps
+from fa4.vgpu.state import Dim3
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
+Data = bytes  # the name is a field below
 
 Checks = Literal["basic", "hazards", "isa"]
 CHECKS: tuple[str, ...] = get_args(Checks)
@@ -53,6 +53,7 @@ class Code:
     shared_base: int
     clustered: bool
     sites: Sites | None = None
+    observed: bool = False
     blocks: dict[tuple[int, bool], Compiled] = field(default_factory=dict)
 
 
@@ -60,9 +61,7 @@ class Code:
 class Launch:
     """One launch as the CTAs see it.
 
-    ``progress`` counts whatever may let a waiting warp go on; ``busy`` are the engines that have something to do, the one that waits
-    longest first; ``impatient`` draws waits that
-    end in vain; ``expired`` are the places where warps waited since there was progress.
+    ``progress`` counts whatever may let a waiting warp go on; ``expired`` are the places where warps waited since there was progress.
     """
 
     code: Code
@@ -76,11 +75,11 @@ class Launch:
     approx_seed: int
     early: bool
     observer: Observer | None
+    scheduler: Scheduler
+    resident: int
     explicit_cluster: bool = False
     ticks: int = 0
     progress: int = 0
-    impatient: Random | None = None
-    busy: dict[Engine, None] = field(default_factory=dict)
     maps: dict[bytes, TensorMap] = field(default_factory=dict)
     expired: set[tuple[Any, ...]] = field(default_factory=set)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -108,6 +107,23 @@ class Launch:
     def threads(self) -> int:
         """Threads of a CTA."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    def read(self, address: int, size: int) -> Data:
+        """Bytes at a generic address in global, constant or parameter memory.
+
+        Raises:
+            FaultError: it lies elsewhere, or they leave their buffer.
+        """
+        for space in ("param", "const"):
+            if address >> WINDOW_SHIFT == WINDOWS[space] >> WINDOW_SHIFT:
+                block = self.constants[space]
+                return block.data[block.stretch(address - WINDOWS[space], size)].tobytes()
+        buffer = self.memory.find(address, size)
+        if buffer is None:
+            raise self.memory.outside(np.array([address], np.uint64), size, None)
+        if self.memory.sharing is not None:
+            self.memory.sharing.box(buffer, address, (size,), (1,), write=False)
+        return buffer.data[address - buffer.address : address - buffer.address + size].tobytes()
 
     def specials(self) -> dict[str, Array]:
         """Special registers: one value a lane, or one for all; those of the CTA's place are set as it starts (PTX ISA 10)."""
@@ -160,9 +176,12 @@ class Gpu:
             kernels that compute on rows of a tile beyond the tensor and drop the result. Predicates are always an error.
         checks: "basic"; "hazards", also whether accesses of shared and tensor memory are ordered, see ``fa4.vgpu.hazards``; or "isa", also
             rules of the ISA on which GPUs are not known to insist.
+        processes: how many processes share the clusters of a grid, see ``fa4.vgpu.processes``: results and reports are those of one. With
+            an observer or a scheduler of its own there is only one.
 
     Attributes:
-        observer: told of block entries and synchronisation; None, as at first, costs nothing.
+        observer: told of launches, block entries and synchronisation, see ``fa4.vgpu.observe``; None, as at first, costs nothing.
+        scheduler: what decides instead of ``schedule`` and ``seed``; see ``fa4.vgpu.choices``.
         captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
     """
 
@@ -177,6 +196,7 @@ class Gpu:
         approximate: Literal["exact", "random"] = "exact",
         unwritten: Literal["error", "nan"] = "error",
         checks: Checks = "basic",
+        processes: int = 1,
     ) -> None:
         if arch not in ARCHES:
             raise LaunchError(f"arch={arch!r}: must be one of {', '.join(ARCHES)}")
@@ -190,13 +210,15 @@ class Gpu:
             raise LaunchError(f"checks={checks!r}: must be one of {', '.join(CHECKS)}")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
+        check_processes(processes)
         Scheduler(schedule, seed)  # refuses a schedule that it does not know
-        self.arch, self.seed, self.schedule, self.resident = arch, seed, schedule, resident
+        self.arch, self.seed, self.schedule, self.resident, self.processes = arch, seed, schedule, resident, processes
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
         self.checks = checks
         self.observer: Observer | None = None
+        self.scheduler: Scheduler | None = None
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
         self.captures: list[Capture] | None = None
@@ -240,33 +262,54 @@ class Gpu:
 
         Raises:
             LaunchError: geometry, shared memory or parameters do not fit.
+            SharedGlobalError: clusters communicate through global memory, and there are several processes.
+            WorkerError: one of several processes was killed.
             VgpuError: what is wrong with the kernel; its ``place`` says where.
         """
         entry = program.kernel(kernel)
         size = _dim3("cluster", cluster or (1, 1, 1))
         clustered = size != (1, 1, 1)
-        key = kernel, ARCHES[self.arch][0], clustered, self.checks != "basic"
+        seen = self.observer is not None and not getattr(self.observer, "blocks_only", False)
+        key = kernel, ARCHES[self.arch][0], clustered, self.checks != "basic", seen
         if key not in program.code:
             sites = Sites(entry) if self.checks != "basic" else None
-            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites)
+            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites, seen)
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
         if self.captures is not None:
             self.captures.append(self._capture(program, kernel, launch, params))
+        if self.observer is not None:
+            self.observer.launch(launch, program)
         start = time.perf_counter()
         loaded = [v for v in entry.variables if v.space == "global"]
         for variable in loaded:
             self.memory.register(Buffer(variable.offset, np.frombuffer(bytearray(variable.data), np.uint8), variable.name, True))
         try:
             with np.errstate(all="ignore"):
-                steps = self._run(launch)
+                alone = self.processes == 1 or clusters_of(launch) == 1 or self.observer is not None or self.scheduler is not None
+                if alone:
+                    run_clusters(launch, range(clusters_of(launch)))
+                else:
+                    run_in_processes(launch, self.processes)
+        except VgpuError as error:
+            error.place = replace(error.place or Place(kernel), run=self._how())
+            raise
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
-        report = launch_report(launch, steps, time.perf_counter() - start)
+        report = launch_report(launch, time.perf_counter() - start)
         report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)
         return report
+
+    def _how(self) -> str:
+        """What repeats a run that is not in the default schedule."""
+        if self.schedule == "round_robin" or self.scheduler is not None:
+            return ""
+        options: dict[str, Any] = {"schedule": self.schedule, "seed": self.seed}
+        defaults = {"resident": (self.resident, 4), "delay": ("early" if self.early else "late", "late"), "checks": (self.checks, "basic")}
+        options |= {name: value for name, (value, default) in defaults.items() if value != default}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
     def report(self) -> Report:
         """All launches so far together."""
@@ -303,44 +346,9 @@ class Gpu:
             "param": Block("parameter", np.frombuffer(parameter_block(kernel, params), np.uint8), tracked=False, writable=False),
             "const": Block("constant", bank, tracked=False, writable=False),
         }
-        options = self.memory, self.approx_seed, self.early, self.observer
+        scheduler = self.scheduler or Scheduler(self.schedule, self.seed)
+        options = self.memory, self.approx_seed, self.early, self.observer, scheduler, self.resident
         return Launch(code, grid, block, cluster, shared, dynamic, constants, *options, blank=self.blank, checks=self.checks)
-
-    def _run(self, launch: Launch) -> int:
-        scheduler = Scheduler(self.schedule, self.seed)
-        size = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-        launch.impatient = None if self.schedule == "round_robin" else scheduler.random
-        total = launch.grid[0] * launch.grid[1] * launch.grid[2] // size
-        room = max(1, self.resident // size)
-        resident: list[Cluster] = []
-        ended: list[Cluster] = []
-        ctas: list[Cta] = []
-        started = 0
-        while resident or started < total:
-            while started < total and len(resident) < room:
-                if ended:
-                    ended[-1].restart(started)
-                resident.append(ended.pop() if ended else Cluster(launch, started))
-                ctas = [cta for cluster in resident for cta in cluster.ctas]
-                started += 1
-            pick = scheduler.pick(ctas, launch.busy)
-            launch.ticks += 1
-            if pick is None:
-                if not expire(launch, ctas):
-                    raise deadlock(launch, ctas)
-            elif isinstance(pick, Engine):
-                run_engine(launch, pick, scheduler.random)
-            else:
-                run_warps(launch, pick)
-                cluster = pick.cta.cluster
-                if not pick.cta.live and not cluster.live:
-                    for engine in [e for e in launch.busy if e.cta.cluster is cluster]:
-                        while engine.queue:
-                            run_engine(launch, engine, scheduler.random)
-                    resident.remove(cluster)
-                    ended.append(cluster)
-                    ctas = [cta for other in resident for cta in other.ctas]
-        return launch.ticks
 
 
 def parameter_block(kernel: Kernel, params: bytes | Sequence[bytes]) -> bytes:

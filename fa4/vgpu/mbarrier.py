@@ -13,6 +13,7 @@ from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
     from fa4.vgpu.clocks import Conflict
+    from fa4.vgpu.program import Op
     from fa4.vgpu.state import Cta
 
 Array = npt.NDArray[Any]
@@ -33,6 +34,7 @@ class Mbarrier:
         self.gathered: Array | None = None
         self.published: Array | None = None
         self.made: Conflict | None = None  # who initialised it
+        self.came: dict[int, Op] = {}  # instructions that arrived since the last wait
         self.visible = False  # to asynchronous operations
 
     def __str__(self) -> str:
@@ -73,6 +75,8 @@ class Mbarrier:
             raise FaultError(BarrierError, f"arrive.noComplete by {who} would complete the phase: {self.describe()}")
         self.pending -= count
         self.arrivals.append((who, count))
+        if clock is not None and who.op is not None:
+            self.came[id(who.op)] = who.op
         self.gathered = joined(self.gathered, clock)
         if drop:
             self.expected -= count

@@ -14,6 +14,7 @@ from fa4.vgpu.errors import LaunchError, MisalignedError, OutOfBoundsError, Pend
 
 if TYPE_CHECKING:
     from fa4.vgpu.engine import Issuer
+    from fa4.vgpu.sharing import Sharing
 
 Array = npt.NDArray[Any]
 
@@ -47,7 +48,7 @@ def spread(values: Array, lanes: int) -> Array:
     return values if values.shape == (lanes,) else np.broadcast_to(values, lanes)
 
 
-def _lanes(bad: Array, mask: Array | None) -> Array:
+def lanes_at(bad: Array, mask: Array | None) -> Array:
     """Faulty lanes among all lanes, where ``bad`` has an entry for each lane of the mask only."""
     if mask is None:
         return bad
@@ -89,7 +90,7 @@ class Block:
         if size > 1 and int(np.bitwise_or.reduce(address)) & (size - 1):
             bad = (address & address.dtype.type(size - 1)) != 0
             first = int(address[bad.argmax()])
-            raise FaultError(MisalignedError, f"{self.name} address {first:#x} is not a multiple of {size}", _lanes(bad, mask))
+            raise FaultError(MisalignedError, f"{self.name} address {first:#x} is not a multiple of {size}", lanes_at(bad, mask))
         return np.asarray((address >> address.dtype.type(size.bit_length() - 1)).astype(np.intp))
 
     def outside(self, address: Array, size: int, mask: Array | None) -> FaultError:
@@ -99,7 +100,7 @@ class Block:
         message = f"{size} bytes at {self.name} address {first:#x}, which has {self.data.size:#x} bytes"
         if self.name == "shared" and first >> RANK_SHIFT:
             message = f"{size} bytes at a shared address that is not of this CTA: another rank in its upper byte"
-        return FaultError(OutOfBoundsError, message, _lanes(bad, mask))
+        return FaultError(OutOfBoundsError, message, lanes_at(bad, mask))
 
     def check_state(self, state: Array, address: Array, mask: Array | None) -> None:
         """Every byte about to be read must be written."""
@@ -111,8 +112,10 @@ class Block:
         byte = int((rows[lane] != WRITTEN).argmax())
         where = f"byte {int(address[lane]) + byte:#x} of {self.name} memory"
         if rows[lane, byte] == PENDING:
-            raise FaultError(PendingCopyError, f"{where} is read before the asynchronous copy to it has been waited for", _lanes(bad, mask))
-        raise FaultError(UninitializedError, f"{where} is read, but was never written", _lanes(bad, mask))
+            raise FaultError(
+                PendingCopyError, f"{where} is read before the asynchronous copy to it has been waited for", lanes_at(bad, mask)
+            )
+        raise FaultError(UninitializedError, f"{where} is read, but was never written", lanes_at(bad, mask))
 
     def load(self, address: Array, dtype: str, vector: int, mask: Array | None) -> Array:
         """Elements (lanes of the mask) or vectors (lanes, vector)."""
@@ -208,7 +211,7 @@ class Block:
         bad = (rows == PENDING).any(1)
         if bad.any():
             where = f"{self.name} address {int(address[bad.argmax()]):#x}"
-            raise FaultError(PendingCopyError, f"{where} is written while an asynchronous copy to it is on its way", _lanes(bad, mask))
+            raise FaultError(PendingCopyError, f"{where} is written while an asynchronous copy to it is on its way", lanes_at(bad, mask))
 
 
 class Buffer:
@@ -239,6 +242,7 @@ class GlobalMemory:
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
         self.last: Buffer | None = None
+        self.sharing: Sharing | None = None  # where several processes run the clusters of a grid
 
     def register(self, buffer: Buffer) -> None:
         """Add a buffer.
@@ -271,7 +275,7 @@ class GlobalMemory:
         if near is not None:
             hint = f"the nearest buffer is {near.name!r}, {near.address:#x} to {near.end:#x}, offset {first - near.address:+d}"
         return FaultError(
-            OutOfBoundsError, f"{size} bytes at global address {first:#x} are outside every buffer; {hint}", _lanes(bad, mask)
+            OutOfBoundsError, f"{size} bytes at global address {first:#x} are outside every buffer; {hint}", lanes_at(bad, mask)
         )
 
     def pieces(self, address: Array, size: int, mask: Array | None) -> list[tuple[Buffer, Array | None]]:
@@ -279,7 +283,7 @@ class GlobalMemory:
         if int(np.bitwise_or.reduce(address)) & (size - 1):
             bad = (address & np.uint64(size - 1)) != 0
             first = int(address[bad.argmax()])
-            raise FaultError(MisalignedError, f"global address {first:#x} is not a multiple of {size}", _lanes(bad, mask))
+            raise FaultError(MisalignedError, f"global address {first:#x} is not a multiple of {size}", lanes_at(bad, mask))
         low, high = int(address.min()), int(address.max())
         last = self.last
         if last is not None and last.address <= low and high + size <= last.end:
@@ -307,6 +311,8 @@ class GlobalMemory:
         if not address.size:
             return np.zeros((0, vector) if vector > 1 else 0, dtype)
         pieces = self.pieces(address, size, mask)
+        if self.sharing is not None:
+            self.sharing.access(pieces, address, size, mask, write=False)
         if pieces[0][1] is None:
             start, view = pieces[0][0].view(dtype, vector)
             return view.take(_index(address, start, size), axis=0)
@@ -324,7 +330,10 @@ class GlobalMemory:
         size = np.dtype(dtype).itemsize * vector
         if not address.size:
             return
-        for buffer, here in self.pieces(address, size, mask):
+        pieces = self.pieces(address, size, mask)
+        if self.sharing is not None:
+            self.sharing.access(pieces, address, size, mask, write=True)
+        for buffer, here in pieces:
             if not buffer.writable:
                 raise FaultError(OutOfBoundsError, f"a write to buffer {buffer.name!r}, which is read-only", mask)
             start, view = buffer.view(dtype, vector)
@@ -353,6 +362,6 @@ class LocalMemory:
         if bad.any():
             first = int(chosen[bad.argmax()])
             raise FaultError(
-                OutOfBoundsError, f"{size} bytes at local address {first:#x}; a thread has {self.size} bytes", _lanes(bad, mask)
+                OutOfBoundsError, f"{size} bytes at local address {first:#x}; a thread has {self.size} bytes", lanes_at(bad, mask)
             )
         return np.asarray(address + threads.astype(np.uint64) * np.uint64(self.size))

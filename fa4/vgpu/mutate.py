@@ -8,9 +8,8 @@ orders was ordered already, so that without it no edge of happens-before and no 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ import numpy.typing as npt
 
 from fa4.vgpu.capture import Capture
 from fa4.vgpu.errors import VgpuError
-from fa4.vgpu.program import Op, Program
+from fa4.vgpu.program import Block, Immediate, Kernel, Op, Program, Register
+from fa4.vgpu.report import StepLimit
 
 Array = npt.NDArray[Any]
 
@@ -30,20 +30,31 @@ def schedules(count: int) -> Schedules:
     return [("round_robin", 0), *(("priority", seed) for seed in range(1, count))]
 
 
+_MORE_IN_FLIGHT = "one group more in flight"
 _PATIENCE = 30
 """How many times more blocks than the unchanged kernel a mutant may execute."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: of which kind of instruction, what was done to it, where, and the text that stands there instead."""
+    """One change: of which kind of instruction, what was done to it, and where.
+
+    ``block`` and ``position`` say which instruction of the kernel it is, ``instead`` what stands there.
+    """
 
     kind: str
     change: str
     line: int
     text: str
     source: str
-    replacement: str
+    block: int
+    position: int
+    instead: tuple[Op, ...]
+
+    @property
+    def key(self) -> str:
+        """Names it among the mutants of a kernel."""
+        return f"{self.kind} {self.change} {self.block}.{self.position} {self.line}"
 
 
 @dataclass(frozen=True)
@@ -56,87 +67,83 @@ class Verdict:
     how: str = ""
 
 
-def mutants(program: Program, kernel: str, ptx: str) -> Iterator[Mutant]:
-    """Every change that is tried, in the order of the text.
-
-    Instructions that share a line with others are left out; ``bar.warp.sync`` is, since lanes of a warp are not told apart.
-    """
-    lines = ptx.splitlines()
-    for block in program.kernel(kernel).blocks:
-        for op in block.ops if block.end is None else (*block.ops, block.end):
-            if op.line <= len(lines) and lines[op.line - 1].count(";") == 1:
-                for kind, change, replacement in _changes(op, lines[op.line - 1], ptx):
-                    yield Mutant(kind, change, op.line, op.text, op.source, replacement)
+def mutants(kernel: Kernel) -> Iterator[Mutant]:
+    """Every change that is tried, in the order of the text. ``bar.warp.sync`` is left out, since lanes of a warp are not told apart."""
+    ids = {o.text for block in kernel.blocks for op in _ops(block) if _named(op) for o in op.operands[:1] if isinstance(o, Immediate)}
+    for block in kernel.blocks:
+        for position, op in enumerate(_ops(block)):
+            for kind, change, instead in _changes(op, kernel, ids):
+                yield Mutant(kind, change, op.line, op.text, op.source, block.index, position, instead)
 
 
-_GUARD = re.compile(r"^\s*(@!?\S+\s+)?")
+def _ops(block: Block) -> tuple[Op, ...]:
+    return block.ops if block.end is None else (*block.ops, block.end)
 
 
-def _changes(op: Op, line: str, text: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, change, replacement) of one instruction on a ``line`` of ``text``."""
+def _named(op: Op) -> bool:
+    """Whether it is at a named barrier."""
+    return op.name in ("bar", "barrier") and bool({"sync", "arrive"} & set(op.mods)) and not {"warp", "cluster"} & set(op.mods)
+
+
+def _changes(op: Op, kernel: Kernel, ids: set[str]) -> Iterator[tuple[str, str, tuple[Op, ...]]]:
+    """(kind, change, what stands instead) of one instruction."""
     words = op.opcode
-    guard = (_GUARD.match(line) or [""])[0]
     if words.startswith(("mbarrier.try_wait", "mbarrier.test_wait")):
-        target, parity = re.split(r"[\s,]+", line[len(guard) :].split(None, 1)[1].replace(";", ""))[0], _operand(line, 2)
-        yield "wait", "removed", f"{guard}setp.eq.u32 {target}, 0, 0;"
+        yield "wait", "removed", (replace(op, name="setp", mods=("eq", "u32"), operands=(op.operands[0], Immediate("0"), Immediate("0"))),)
         if "parity" in op.mods:
-            altered = line.replace(f", {parity}", ", mutant_parity", 1)
-            yield "phase", "flipped", f"{{ .reg .b32 mutant_parity; xor.b32 mutant_parity, {parity}, 1; {altered} }}"
+            yield "phase", "flipped", _computed(op, 2, "xor", "b32", kernel)
     elif words.startswith("mbarrier.init"):
-        count = _operand(line, 1)
-        altered = line.replace(f", {count}", ", mutant_count", 1)
-        yield "count", "one more", f"{{ .reg .b32 mutant_count; add.u32 mutant_count, {count}, 1; {altered} }}"
+        yield "count", "one more", _computed(op, 1, "add", "u32", kernel)
     elif words.startswith(("mbarrier.arrive", "cp.async.mbarrier.arrive")):
-        yield "arrive", "removed", ""
+        yield "arrive", "removed", ()
         if "expect_tx" in op.mods:
-            yield "arrive", "expects no bytes", re.sub(r"\.expect_tx", "", line.rsplit(",", 1)[0]) + ";"
-    elif words.startswith(("bar.sync", "barrier.sync", "barrier.cta.sync", "bar.arrive", "barrier.arrive", "barrier.cta.arrive")):
-        yield "barrier", "removed", ""
-        used = set(re.findall(r"\b(?:bar|barrier(?:\.cta)?)\.(?:sync|arrive)\S*\s+(\d+)", text))
-        number = line[len(guard) :].split(None, 1)[1].split(",", maxsplit=1)[0].strip(" ;\t")
-        if number.isdigit():
-            other = next((n for n in sorted(used, key=int) if n != number), str((int(number) + 1) % 16))
-            kind = f"id {other}" + (", used elsewhere" if other in used else "")
-            yield "barrier", kind, re.sub(rf"(\s){number}(\s*[,;])", rf"\g<1>{other}\g<2>", line, count=1)
+            mods = tuple(m for m in op.mods if m != "expect_tx")
+            yield "arrive", "expects no bytes", (replace(op, mods=mods, operands=op.operands[:-1]),)
+    elif _named(op):
+        yield "barrier", "removed", ()
+        number = op.operands[0] if op.operands else None
+        if isinstance(number, Immediate):
+            other = next((n for n in sorted(ids, key=int) if n != number.text), str((int(number.text) + 1) % 16))
+            change = f"id {other}" + (", used elsewhere" if other in ids else "")
+            yield "barrier", change, (replace(op, operands=(Immediate(other), *op.operands[1:])),)
     elif words.startswith("barrier.cluster"):
-        yield "barrier", "removed", ""
+        yield "barrier", "removed", ()
     elif "commit" in words:
-        yield "commit", "removed", ""
+        yield "commit", "removed", ()
     elif "wait_group" in words or words.startswith(("cp.async.wait_all", "tcgen05.wait")):
-        yield "wait", "removed", ""
-        keep = re.search(r"\s(\d+)\s*;", line)
-        if keep is not None and "wait_group" in words:
-            yield "stage", "one group more in flight", line[: keep.start(1)] + str(int(keep[1]) + 1) + ";"
+        yield "wait", "removed", ()
+        if "wait_group" in words and isinstance(op.operands[0], Immediate):
+            more = Immediate(str(int(op.operands[0].text) + 1))
+            yield "stage", _MORE_IN_FLIGHT, (replace(op, operands=(more, *op.operands[1:])),)
     elif words.startswith(("fence", "membar", "tcgen05.fence", "wgmma.fence")):
-        yield "fence", "removed", ""
+        yield "fence", "removed", ()
     elif op.name in ("ld", "st", "red", "atom") and {"acquire", "release", "acq_rel"} & set(op.mods):
-        yield "semaphore", "relaxed", re.sub(r"\.(acq_rel|acquire|release)\b", ".relaxed", line, count=1)
+        mods = tuple("relaxed" if m in ("acquire", "release", "acq_rel") else m for m in op.mods)
+        yield "semaphore", "relaxed", (replace(op, mods=mods),)
 
 
-def _operand(line: str, number: int) -> str:
-    return line.rstrip(" ;\t").split(",")[number].strip(" ;\t")
+def _computed(op: Op, number: int, name: str, type_: str, kernel: Kernel) -> tuple[Op, ...]:
+    """The instruction with one operand changed by 1, in a register of its own."""
+    register = Register(32, kernel.registers.get(32, 0), "mutant")
+    first = Op(name, (type_,), (register, op.operands[number], Immediate("1")), op.guard, op.line, op.text, op.source)
+    return first, replace(op, operands=(*op.operands[:number], register, *op.operands[number + 1 :]))
 
 
-def changed(ptx: str, mutant: Mutant) -> str:
-    """The text of a mutant."""
-    lines = ptx.splitlines()
-    lines[mutant.line - 1] = mutant.replacement
-    return "\n".join(lines)
-
-
-class _Limit:
-    """An observer that ends a run which does not end by itself."""
-
-    def __init__(self, blocks: int) -> None:
-        self.left = blocks
-
-    def block(self, *_: Any) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise VgpuError("the kernel does not end")
-
-    def event(self, *_: Any) -> None:
-        pass
+def changed(program: Program, mutant: Mutant, kernel: Kernel) -> Program:
+    """A program with a mutant of one kernel. It shares the code that was generated for all other blocks."""
+    block = kernel.blocks[mutant.block]
+    before, behind = _ops(block)[: mutant.position], _ops(block)[mutant.position + 1 :]
+    ops = (*before, *mutant.instead, *behind)
+    end = ops[-1] if ops and (ops[-1].ends or ops[-1] is block.end) else None
+    new = replace(block, ops=ops if end is None else ops[:-1], end=end)
+    blocks = (*kernel.blocks[: block.index], new, *kernel.blocks[block.index + 1 :])
+    registers = {**kernel.registers, 32: kernel.registers.get(32, 0) + 1}
+    other = replace(kernel, blocks=blocks, registers=registers)
+    code = {}
+    for key, known in program.code.items():
+        kept = {where: compiled for where, compiled in known.blocks.items() if where[0] != block.index}
+        code[key] = replace(known, kernel=other, blocks=kept)
+    return Program(program.target, {kernel.name: other}, program.text, code)
 
 
 class Mutation:
@@ -163,33 +170,34 @@ class Mutation:
         self.mixed: set[int] = set()
         self.blocks = 0
         for schedule, seed in self.schedules:
-            limit = _Limit(1 << 62)
+            limit = StepLimit(1 << 62)
             results = capture.replay(self.program, limit, schedule=schedule, seed=seed, checks=checks)
-            self.blocks = max(self.blocks, (1 << 62) - limit.left)
+            self.blocks = max(self.blocks, limit.done)
             self.results.append(results)
         for code in self.program.code.values():
             assert code.sites is not None
             for index, _ in code.blocks:
-                block = code.kernel.blocks[index]
-                self.executed |= {op.line for op in (*block.ops, block.end) if op is not None}
+                self.executed.add(index)
             for site, op in enumerate(code.sites.ops):
                 if op is not None and site in code.sites.effective:
-                    self.effective.add(op.line)
+                    self.effective.add(id(op))
                 if op is not None and site in code.sites.mixed:
-                    self.mixed.add(op.line)
+                    self.mixed.add(id(op))
         self.limits = {name: _noise([r[name] for r in self.results]) for name in self.results[0]}
 
     def mutants(self) -> list[Mutant]:
         """All of them."""
-        return list(mutants(self.program, self.capture.kernel, self.capture.ptx))
+        return list(mutants(self.program.kernel(self.capture.kernel)))
 
     def judge(self, mutant: Mutant) -> Verdict:
         """Try a mutant in one schedule after the other until it is caught."""
-        if mutant.line not in self.executed:
+        if mutant.block not in self.executed:
             return Verdict(mutant, "not executed", 0)
-        program = Program.parse(changed(self.capture.ptx, mutant))
+        kernel = self.program.kernel(self.capture.kernel)
+        original = id(_ops(kernel.blocks[mutant.block])[mutant.position])
+        program = changed(self.program, mutant, kernel)
         for number, (schedule, seed) in enumerate(self.schedules, start=1):
-            limit = _Limit(_PATIENCE * self.blocks)
+            limit = StepLimit(_PATIENCE * self.blocks)
             try:
                 results = self.capture.replay(program, limit, schedule=schedule, seed=seed, checks=self.checks)
             except VgpuError as error:
@@ -198,16 +206,22 @@ class Mutation:
             wrong = [name for name, data in results.items() if not self._close(name, data)]
             if wrong:
                 return Verdict(mutant, "caught", number, f"wrong values in {wrong[0]}, {schedule} {seed}")
-        if mutant.change == "removed" and mutant.line not in self.effective and _can_be_redundant(mutant):
-            return Verdict(mutant, "equivalent", len(self.schedules), "whenever it ran, all that it orders was ordered already")
-        if (
-            mutant.kind == "barrier"
-            and mutant.change.startswith("id ")
-            and not mutant.change.endswith("elsewhere")
-            and mutant.line not in self.mixed
-        ):
-            return Verdict(mutant, "equivalent", len(self.schedules), "no other instruction ever arrived at either barrier with it")
+        why = self._equivalence(mutant, original)
+        if why:
+            return Verdict(mutant, "equivalent", len(self.schedules), why)
         return Verdict(mutant, "survived", len(self.schedules), "every conflicting access is still ordered")
+
+    def _equivalence(self, mutant: Mutant, original: int) -> str:
+        """Why a mutant that passed orders what the instruction with the identity ``original`` does; "" if nothing shows it."""
+        if original not in self.effective and _traced(mutant, self.checks):
+            if mutant.kind in ("arrive", "commit", "count"):
+                return "no wait that needed the mbarrier's phase ever followed"
+            return "whenever it ran, all that it orders was ordered already, or nothing followed"
+        if mutant.kind == "barrier" and mutant.change.startswith("id ") and original not in self.mixed:
+            (op,) = mutant.instead
+            if not any(code.sites.numbers.get(id(op)) in code.sites.mixed for code in self.program.code.values()):
+                return "neither as it is nor so did any other instruction ever arrive in the same phase"
+        return ""
 
     def _close(self, name: str, data: Array) -> bool:
         kind, limit = self.limits[name]
@@ -215,11 +229,16 @@ class Mutation:
         return bool((np.isfinite(before) == np.isfinite(after)).all() and _difference(before, after) <= limit)
 
 
-def _can_be_redundant(mutant: Mutant) -> bool:
-    """Whether its effect is one of those that are traced."""
-    return mutant.kind in ("wait", "barrier", "fence") and not mutant.text.lstrip("@!%p0123456789 ").startswith(
-        ("tcgen05.fence", "wgmma.fence", "bar.arrive")
-    )
+def _traced(mutant: Mutant, checks: str) -> bool:
+    """Whether ``Sites.effective`` tells if its instruction ever mattered."""
+    opcode = mutant.text.split(maxsplit=1)[-1] if mutant.text.startswith("@") else mutant.text
+    if mutant.kind == "barrier":
+        return mutant.change == "removed" and not opcode.startswith(("bar.arrive", "barrier.cta.arrive", "barrier.cluster.arrive"))
+    if mutant.kind == "commit":
+        return opcode.startswith("tcgen05.commit")
+    if opcode.startswith("tcgen05.fence"):
+        return checks == "isa"
+    return mutant.kind != "semaphore"
 
 
 _KINDS = ("bf16", "f16", "f32")
@@ -227,9 +246,10 @@ _KINDS = ("bf16", "f16", "f32")
 
 def _decoded(data: Array, kind: str) -> Array:
     whole = data[: len(data) // 4 * 4]
-    if kind == "bf16":
-        return (whole.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return whole.view(np.float16 if kind == "f16" else np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of signalling NaN
+        if kind == "bf16":
+            return (whole.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return whole.view(np.float16 if kind == "f16" else np.float32).astype(np.float64)
 
 
 def _difference(a: Array, b: Array) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from fa4.vgpu import syntax
@@ -194,6 +196,11 @@ class Block:
     end: Op | None
     targets: tuple[int, ...]
 
+    @property
+    def all(self) -> tuple[Op, ...]:
+        """All its instructions, ``end`` included."""
+        return self.ops if self.end is None else (*self.ops, self.end)
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -233,6 +240,16 @@ class Kernel:
     local_bytes: int
     variables: tuple[Variable, ...]
 
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every instruction in the order of the text; observers know them by their number here."""
+        return tuple(op for block in self.blocks for op in block.all)
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Number of the first instruction of each block."""
+        return tuple(accumulate((len(block.all) for block in self.blocks), initial=0))
+
     @property
     def parameter_bytes(self) -> int:
         """Size of the parameter block."""
@@ -248,10 +265,12 @@ class Program:
     text: str = field(default="", compare=False, repr=False)
     code: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What the machine generated for it: kept here, so that it lives as long as the program and serves every launch."""
+    cubin: bytes = field(default=b"", compare=False, repr=False)
+    """What ptxas made of it, where that is known: not executed, but observers may want it."""
 
     @classmethod
-    def parse(cls, ptx: str) -> Program:
-        """Read PTX text.
+    def parse(cls, ptx: str, cubin: bytes = b"") -> Program:
+        """Read PTX text; ``cubin`` is kept for observers.
 
         Raises:
             PtxSyntaxError: it is not PTX, uses syntax that is not known here, or names what is not declared.
@@ -262,7 +281,7 @@ class Program:
         lines = ptx.splitlines()
         entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
         kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
-        return cls(module.target[0], kernels, ptx)
+        return cls(module.target[0], kernels, ptx, cubin=cubin)
 
     def kernel(self, name: str) -> Kernel:
         """The entry ``name``.

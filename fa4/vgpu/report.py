@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fa4.vgpu.errors import VgpuError
 
 if TYPE_CHECKING:
     from fa4.vgpu.machine import Launch
@@ -77,17 +79,32 @@ def _ranked(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-class Observer(Protocol):
-    """Told what happens, in program order for each warp."""
+class StepLimit:
+    """An observer that ends a run which does not end by itself; ``done`` counts blocks, by warp."""
 
-    def block(self, cta: int, warp: int, block: int, lanes: int) -> None:
-        """A warp begins a basic block with so many lanes."""
+    blocks_only = True
 
-    def event(self, cta: int, warp: int, kind: str, fields: dict[str, Any]) -> None:
-        """A warp executes an instruction that synchronises."""
+    def __init__(self, blocks: int) -> None:
+        self.blocks, self.done = blocks, 0
+
+    def launch(self, *_: Any) -> None:
+        """Nothing to do."""
+
+    def block(self, *_: Any) -> None:
+        """One more.
+
+        Raises:
+            VgpuError: too many.
+        """
+        self.done += 1
+        if self.done > self.blocks:
+            raise VgpuError("the kernel does not end")
+
+    def event(self, *_: Any) -> None:
+        """Nothing to count."""
 
 
-def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
+def launch_report(launch: Launch, seconds: float) -> Report:
     """What one launch did."""
     by_opcode: dict[str, int] = {}
     by_source: dict[str, int] = {}
@@ -95,7 +112,7 @@ def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
     totals = dict(launch.bytes)
     for (index, full), counts in launch.counts.items():
         block = launch.kernel.blocks[index]
-        ops = block.ops if block.end is None else (*block.ops, block.end)
+        ops = block.all
         times = int(counts.sum())
         warps += counts * len(ops)
         for op in ops:
@@ -104,7 +121,7 @@ def launch_report(launch: Launch, steps: int, seconds: float) -> Report:
         for space, size in launch.code.blocks[index, full].bytes_per_warp.items():
             totals[space] = totals.get(space, 0) + size * times
     ctas = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    return _report(by_opcode, by_source, warps.tolist(), totals, (ctas, steps, seconds))
+    return _report(by_opcode, by_source, warps.tolist(), totals, (ctas, launch.ticks, seconds))
 
 
 def _report(

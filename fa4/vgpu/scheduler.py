@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from fa4.vgpu.engine import RUNNING, Engine
@@ -17,13 +17,16 @@ _FAIR = 16
 """Every so many picks of a CTA take the next warp in turn, however far behind others are: none is starved by one that spins."""
 
 _ENGINE_TURN = 256
-"""Every so many picks an engine takes its turn, however many warps can run: one may spin on what the engine does."""
+"""Every so many picks of a cluster an engine takes its turn, however many warps can run: one may spin on what the engine does."""
 
 _PATIENCE = 20_000
 """Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
 
 _SPINS = 16
 """Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
+
+_IMPATIENCE = 1 / 8
+"""How often, in the random schedules, a try_wait that must wait ends in vain, as a time limit may make it on hardware."""
 
 
 class Pick(NamedTuple):
@@ -35,35 +38,49 @@ class Pick(NamedTuple):
     block: int
 
 
-class Scheduler:
-    """Picks warps among those that can run, and engines among those that have something to do.
+class ClusterSchedule:
+    """The order inside one cluster. It draws from a generator of its own, so that it is the same whatever other clusters do.
 
-    round_robin: CTA after CTA; in each the warps that are furthest behind, together where they are at the same block; engines when no
-    warp can run: fastest. random: any warp, alone or with some of its neighbours, or any engine. priority: strictly the warp or engine
-    of highest random priority, alone, until it has to wait: the order that shows missing waits best.
+    Of several clusters, ``Scheduler`` says which goes next. To look at what would go next changes nothing.
     """
 
-    def __init__(self, schedule: str, seed: int) -> None:
-        if schedule not in SCHEDULES:
-            raise LaunchError(f"schedule={schedule!r}: must be one of {', '.join(SCHEDULES)}")
-        self.schedule, self.random = schedule, random.Random(seed)
+    def __init__(self, schedule: str, seed: int, cluster: int, ctas: Sequence[Cta]) -> None:
+        self.schedule, self.random, self.ctas = schedule, random.Random(f"{seed}/{cluster}"), ctas
+        self.busy: dict[Engine, None] = {}  # those that have something to do, the one that waits longest first
         self.turn = 0
         self.priorities: dict[Hashable, float] = {}
-        self.ctas: Sequence[Cta] = ()
         self.order: list[tuple[float, Cta, Warp]] = []  # of their warps, the highest priority first
         self.current: Hashable = None
         self.streak = 0
 
-    def pick(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
-        """The next warps or engine; None where nothing can run."""
-        if self.schedule == "round_robin":
-            return self._round_robin(ctas, busy)
-        if self.schedule == "priority":
-            return self._priority(ctas, busy)
-        runnable: list[tuple[Cta, Warp] | Engine] = [(cta, warp) for cta in ctas for warp in cta.warps if warp.state == RUNNING]
-        runnable += busy
-        if not runnable:
+    def in_turn(self) -> Pick | Engine | None:
+        """CTA after CTA, the warps that are furthest behind; None where nothing can run."""
+        turn = self.turn + 1
+        if turn % _ENGINE_TURN == 0 and self.busy:
+            self.turn = turn
+            return next(iter(self.busy))
+        ctas = self.ctas
+        for i in range(len(ctas)):
+            cta = ctas[(turn + i) % len(ctas)]
+            running = [warp for warp in cta.warps if warp.state == RUNNING]
+            if running:
+                self.turn = turn
+                cta.picks += 1
+                fair, rest = divmod(cta.picks, _FAIR)
+                warp = min(running, key=_block) if rest else running[fair % len(running)]
+                return _together(cta, warp, len(cta.warps))
+        if not self.busy:
             return None
+        self.turn = turn
+        return next(iter(self.busy))
+
+    def runnable(self) -> list[tuple[Cta, Warp] | Engine]:
+        """Whatever can go next."""
+        warps: list[tuple[Cta, Warp] | Engine] = [(cta, warp) for cta in self.ctas for warp in cta.warps if warp.state == RUNNING]
+        return [*warps, *self.busy]
+
+    def any(self, runnable: Sequence[tuple[Cta, Warp] | Engine]) -> Pick | Engine:
+        """One of those, a warp alone or with some of its neighbours."""
         chosen = self.random.choice(runnable)
         if isinstance(chosen, Engine):
             return chosen
@@ -71,38 +88,26 @@ class Scheduler:
         reach = self.random.randrange(len(cta.warps) + 1)
         return _together(cta, warp, reach if self.random.random() < 0.5 else 0)
 
-    def _round_robin(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
-        self.turn += 1
-        if self.turn % _ENGINE_TURN == 0 and busy:
-            return next(iter(busy))
-        for i in range(len(ctas)):
-            cta = ctas[(self.turn + i) % len(ctas)]
-            running = [warp for warp in cta.warps if warp.state == RUNNING]
-            if running:
-                cta.picks += 1
-                turn, rest = divmod(cta.picks, _FAIR)
-                warp = min(running, key=_block) if rest else running[turn % len(running)]
-                return _together(cta, warp, len(cta.warps))
-        return next(iter(busy), None)
-
-    def _priority(self, ctas: Sequence[Cta], busy: Mapping[Engine, None]) -> Pick | Engine | None:
-        if ctas is not self.ctas or not self.order:
-            self.ctas = ctas
-            warps = [(self._drawn((cta.index, warp.index)), cta, warp) for cta in ctas for warp in cta.warps]
+    def highest(self) -> tuple[float, tuple[Cta, Warp] | Engine | None]:
+        """The warp or engine of highest priority, with its priority."""
+        if not self.order:
+            warps = [(self._drawn((cta.index, warp.index)), cta, warp) for cta in self.ctas for warp in cta.warps]
             self.order = sorted(warps, key=lambda entry: -entry[0])
         chosen: tuple[Cta, Warp] | Engine | None = None
-        key: Hashable = None
         highest = -1.0
         for priority, cta, warp in self.order:
             if warp.state == RUNNING:
-                highest, chosen, key = priority, (cta, warp), (cta.index, warp.index)
+                highest, chosen = priority, (cta, warp)
                 break
-        for engine in busy:
-            priority = self._drawn(name := (engine.cta.index, engine.name))
+        for engine in self.busy:
+            priority = self._drawn((engine.cta.index, engine.name))
             if priority > highest:
-                highest, chosen, key = priority, engine, name
-        if chosen is None:
-            return None
+                highest, chosen = priority, engine
+        return highest, chosen
+
+    def take(self, chosen: tuple[Cta, Warp] | Engine) -> Pick | Engine:
+        """What ``highest`` found goes next."""
+        key = (chosen.cta.index, chosen.name) if isinstance(chosen, Engine) else (chosen[0].index, chosen[1].index)
         self.streak = self.streak + 1 if key == self.current else 0
         self.current = key
         if not isinstance(chosen, Engine) and chosen[1].spins > _SPINS:
@@ -121,6 +126,54 @@ class Scheduler:
         if found is None:
             found = self.priorities[key] = self.random.random()
         return found
+
+
+class Scheduler:
+    """Picks warps among those that can run, and engines among those that have something to do.
+
+    round_robin: cluster after cluster, and CTA after CTA; in each the warps that are furthest behind, together where they are at the same
+    block; engines when no warp of their cluster can run: fastest. random: any warp, alone or with some of its neighbours, or any engine.
+    priority: strictly the warp or engine of highest random priority, alone, until it has to wait: the order that shows missing waits best.
+    """
+
+    def __init__(self, schedule: str, seed: int) -> None:
+        if schedule not in SCHEDULES:
+            raise LaunchError(f"schedule={schedule!r}: must be one of {', '.join(SCHEDULES)}")
+        self.schedule, self.seed, self.random = schedule, seed, random.Random(seed)
+        self.turn = 0
+
+    def pick(self, clusters: Sequence[ClusterSchedule]) -> Pick | Engine | None:
+        """The next warps or engine; None where nothing can run."""
+        if self.schedule == "round_robin":
+            self.turn += 1
+            for i in range(len(clusters)):
+                pick = clusters[(self.turn + i) % len(clusters)].in_turn()
+                if pick is not None:
+                    return pick
+            return None
+        if self.schedule == "priority":
+            highest, chosen, owner = -1.0, None, None
+            for cluster in clusters:
+                priority, found = cluster.highest()
+                if priority > highest:
+                    highest, chosen, owner = priority, found, cluster
+            return None if chosen is None or owner is None else owner.take(chosen)
+        everything = [(cluster, cluster.runnable()) for cluster in clusters]
+        count = sum(len(runnable) for _, runnable in everything)
+        number = self.random.randrange(count) if count else 0
+        for cluster, runnable in everything:
+            if number < len(runnable):
+                return cluster.any(runnable)
+            number -= len(runnable)
+        return None
+
+    def gives_up(self, cluster: ClusterSchedule) -> bool:
+        """Whether a ``try_wait`` returns in vain instead of waiting, as a time limit may make it on hardware."""
+        return self.schedule != "round_robin" and cluster.random.random() < _IMPATIENCE
+
+    def place(self, cluster: ClusterSchedule, count: int) -> int:
+        """Which of ``count`` operations an engine that may choose does first."""
+        return cluster.random.randrange(count)
 
 
 def _block(warp: Warp) -> int:

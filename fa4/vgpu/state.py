@@ -158,8 +158,8 @@ class Gang:
         self.cta.launch.bytes[space] = self.cta.launch.bytes.get(space, 0) + size * int(np.count_nonzero(mask))
 
     def clock(self, name: str, bits: int) -> Array:
-        """A clock that counts executed blocks: it grows, but it is no time."""
-        ticks = self.cta.launch.ticks
+        """A clock that counts what the cluster executed, in blocks: it grows, but it is no time."""
+        ticks = self.cta.cluster.ticks
         value = ticks >> 32 if name in ("%clock_hi", "%globaltimer_hi") else ticks
         return np.array([value & (2**bits - 1)], f"u{bits // 8}")
 
@@ -223,14 +223,7 @@ class Gang:
         Raises:
             FaultError: it lies elsewhere, or they leave their buffer.
         """
-        for space in ("param", "const"):
-            if address >> WINDOW_SHIFT == WINDOWS[space] >> WINDOW_SHIFT:
-                block = self.cta.launch.constants[space]
-                return block.data[block.stretch(address - WINDOWS[space], size)].tobytes()
-        buffer = self.memory.find(address, size)
-        if buffer is None:
-            raise self.memory.outside(np.array([address], np.uint64), size, None)
-        return buffer.data[address - buffer.address : address - buffer.address + size].tobytes()
+        return self.cta.launch.read(address, size)
 
     def _by_cta(self, address: Array, mask: Array | None) -> list[tuple[Cta, Array, Array]]:
         """Shared addresses of any CTA of the cluster: (CTA, offsets, lanes)."""
@@ -327,7 +320,6 @@ class Gang:
     def commit_copies(self, mask: Array | None) -> None:
         """cp.async.commit_group."""
         self.cta.copies.commit(32 * self.first, self.all if mask is None else mask)
-        self.event("cp.async.commit_group", mask, {})
 
     def fence(self, kind: str, mask: Array | None) -> None:
         """A fence: "proxy", "release", or "init", of mbarriers that were made."""
@@ -337,17 +329,6 @@ class Gang:
     def wait_copies(self, keep: int | None, mask: Array | None) -> None:
         """cp.async.wait_group and wait_all."""
         self.cta.copies.wait(32 * self.first, keep, self.all if mask is None else mask, self.site)
-        self.event("cp.async.wait_group", mask, {"keep": keep})
-
-    def event(self, kind: str, mask: Array | None, fields: dict[str, Any]) -> None:
-        """Tell the observer what some lanes do."""
-        observer = self.cta.launch.observer
-        if observer is None:
-            return
-        for i in range(self.warps):
-            lanes = self.all[:32] if mask is None else mask[32 * i : 32 * i + 32]
-            if lanes.any():
-                observer.event(self.cta.index, self.first + i, kind, {**fields, "lanes": int(lanes.sum())})
 
 
 def _inside(address: Array, space: str) -> Array:

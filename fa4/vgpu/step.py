@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +20,20 @@ from fa4.vgpu.scheduler import Pick
 from fa4.vgpu.state import Cta, Gang, Warp
 
 if TYPE_CHECKING:
-    from fa4.vgpu.machine import Launch
+    from fa4.vgpu.machine import Code, Launch
 
 Array = npt.NDArray[Any]
+
+
+def generate(code: Code, index: int, full: bool) -> Compiled:
+    """Generate the function of a block, and keep it.
+
+    Raises:
+        EmitError: an instruction that is not modelled.
+    """
+    compiled = compile_block(code.kernel, code.watch, (index, full), (code.shared_base, code.clustered), code.sites, code.observed)
+    code.blocks[index, full] = compiled
+    return compiled
 
 
 def run_warps(launch: Launch, pick: Pick) -> None:
@@ -35,11 +46,10 @@ def run_warps(launch: Launch, pick: Pick) -> None:
     compiled = code.blocks.get((index, full))
     if compiled is None:
         try:
-            compiled = compile_block(code.kernel, code.watch, index, full, (code.shared_base, code.clustered), code.sites)
+            compiled = generate(code, index, full)
         except EmitError as error:
             place = _place(launch, gang, _op(code.kernel, index, error.position), None)
             raise UnsupportedInstructionError(error.message, place) from error
-        code.blocks[index, full] = compiled
     mask = None if full else warp.at[index]
     counts = launch.counts.get((index, full))
     if counts is None:
@@ -63,10 +73,10 @@ def run_warps(launch: Launch, pick: Pick) -> None:
         raise fault.error(fault.message, _place(launch, gang, _op(code.kernel, index, position), fault.lanes, mask)) from fault
 
 
-def run_engine(launch: Launch, engine: Engine, random: Random) -> None:
-    """Let an engine do one operation."""
+def run_engine(launch: Launch, engine: Engine) -> None:
+    """Let an engine do one operation, see ``Engine.step``."""
     try:
-        engine.step(random)
+        engine.step(partial(launch.scheduler.place, engine.cta.cluster.schedule))
     except FaultError as fault:
         if fault.issuer is None:
             raise

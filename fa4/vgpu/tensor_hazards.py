@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from fa4.vgpu import tensor_core
-from fa4.vgpu.clocks import SITES
+from fa4.vgpu.clocks import MEMORY, SITES
 from fa4.vgpu.descriptor import Operand
-from fa4.vgpu.hazards import TENSOR_COLUMNS, Hazards, Ticket
+from fa4.vgpu.hazards import Hazards, Ticket
+from fa4.vgpu.tensor_order import COLUMNS, PIPE
 
 if TYPE_CHECKING:
     from fa4.vgpu.state import Cta, Gang
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fa4.vgpu.warpgroup import WgmmaForm
 
 Array = npt.NDArray[Any]
-PIPE = "tcgen05"
 
 
 def issue(hazards: Hazards, multiply: Multiply, members: Sequence[Cta]) -> Ticket:
@@ -48,7 +48,7 @@ def _shared_operands(hazards: Hazards, steps: Sequence[Multiply]) -> Iterator[tu
 def _columns(address: int, count: int) -> Iterator[slice]:
     """Cells of columns of tensor memory, in every quadrant."""
     for quadrant in range(4):
-        start = quadrant * TENSOR_COLUMNS + (address & 0xFFFF)
+        start = quadrant * COLUMNS + (address & 0xFFFF)
         yield slice(start, start + count)
 
 
@@ -66,21 +66,20 @@ def execute(hazards: Hazards, steps: Sequence[Multiply], members: Sequence[Cta])
         ticket = some[-1].ticket
         assert ticket is not None
         agent = ticket.agent
-        hazards.clocks.join(agent, ticket.issued)
-        who = agent, hazards.clocks.known[agent, 0], hazards.clocks.base(agent) + ticket.site
+        hazards.clocks.inherit(agent, ticket.issued)
+        clock, stamp = hazards.clocks.known[agent], hazards.clocks.base(agent) + ticket.site
+        who, tensor_who = (agent, clock[MEMORY], stamp), (agent, clock, stamp)
         for cta in members:
-            where = f"memory of CTA {cta.id}"
             for _, cells in _shared_operands(hazards, some):
-                hazards.apply(hazards.shared[cta.rank], cells, who, False, f"shared {where}")
-            tensor = hazards.tensor_of(cta)
+                hazards.apply(hazards.shared[cta.rank], cells, who, False, f"shared memory of CTA {cta.id}")
             if some[0].a_in_tensor_memory:
                 for step in some:
                     for cells in _columns(step.a, width):
-                        hazards.apply(tensor, cells, who, False, f"tensor {where}")
+                        hazards.tensor.access(cta, cells, tensor_who, False)
             if first:
                 for cells in _columns(some[0].d, form.columns):
-                    hazards.apply(tensor, cells, who, True, f"tensor {where}")
-            hazards.touch(cta, agent, who[2])
+                    hazards.tensor.access(cta, cells, tensor_who, True)
+            hazards.touch(cta, agent, stamp)
         first = False
 
 

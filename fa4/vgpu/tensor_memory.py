@@ -111,7 +111,7 @@ class TensorMemory:
         self.allocations[start] = request.count
         self.cta.shared.store(np.array([request.to], np.uint32), np.array([start], np.uint32), "u4", 1, None)
         if self.cta.hazards is not None:
-            self.cta.hazards.tensor_allocated(self.cta, request.warp, request.to, request.site)
+            self.cta.hazards.tensor.allocated(self.cta, request.warp, request.to, request.site)
         request.granted = True
         self.cta.launch.progress += 1
         self.signal.notify()
@@ -239,7 +239,7 @@ def load(gang: Gang, access: Access, rows: Any, address: Array, warps: Array | N
     data = gang.cta.unit(TensorMemory).data
     for lanes, lane, column in pieces(gang, address, access, warps):
         if gang.cta.hazards is not None:
-            gang.cta.hazards.tensor_loaded(gang, lanes, lane, (column, columns_of(access)), rows)
+            gang.cta.hazards.tensor.loaded(gang, lanes, lane, (column, columns_of(access)), rows)
         if access.shape == "32x32b" and not access.packed:
             gang.R32[rows, lanes] = data[column : column + access.times, lane : lane + lanes.stop - lanes.start]
             continue
@@ -256,7 +256,7 @@ def store(gang: Gang, access: Access, rows: Any, address: Array, warps: Array | 
     for lanes, lane, column in pieces(gang, address, access, warps):
         values = gang.R32[rows, lanes]
         if gang.cta.hazards is not None:
-            gang.cta.hazards.tensor_stored(gang, lanes, lane, (column, columns_of(access)))
+            gang.cta.hazards.tensor.stored(gang, lanes, lane, (column, columns_of(access)))
         if access.shape == "32x32b" and not access.packed:
             data[column : column + access.times, lane : lane + lanes.stop - lanes.start] = values
             continue

@@ -10,9 +10,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fa4.vgpu.program import Kernel
+from fa4.vgpu.program import Kernel, Program
+
+if TYPE_CHECKING:
+    from fa4.vgpu.machine import Launch
+    from fa4.vgpu.observe import Values
 
 # What a block is about: of these kinds, by how opcodes begin, the one it has most of; of equals the first.
 KINDS = {
@@ -51,6 +55,8 @@ class Event:
 class Timeline:
     """An observer of a ``Gpu`` that records what the warps of one CTA do; ``agents`` names the agent of each warp, "" to leave it out."""
 
+    blocks_only = True
+
     def __init__(self, kernel: Kernel, agents: Sequence[str], cta: int = 0) -> None:
         self.agents, self.cta = agents, cta
         self.events: list[Event] = []
@@ -71,8 +77,11 @@ class Timeline:
         if agent and what != "waits":
             self._add(Event(agent, self._now - self._sizes[block], self._now, what))
 
-    def event(self, cta: int, warp: int, kind: str, fields: dict[str, Any]) -> None:
-        """Not of interest here."""
+    def launch(self, launch: Launch, program: Program) -> None:
+        """A kernel begins."""
+
+    def event(self, cta: int, warp: int, op: int, lanes: int, values: Values) -> None:
+        """Not of interest here, nor asked for."""
 
     def _add(self, event: Event) -> None:
         """Add an event, or make the agent's newest one longer where it was at the same and nobody else came between."""

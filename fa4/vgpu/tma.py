@@ -47,6 +47,8 @@ def box_view(map_: TensorMap, start: tuple[int, ...], memory: GlobalMemory, writ
         raise FaultError(OutOfBoundsError, f"box at {start} of a tensor map at {map_.address:#x}: {beyond}")
     if write and not buffer.writable:
         raise FaultError(OutOfBoundsError, f"a write to buffer {buffer.name!r}, which is read-only")
+    if memory.sharing is not None:
+        memory.sharing.box(buffer, first, (*shape[::-1], size), (*strides[::-1], 1), write)
     view: Array = np.ndarray(shape[::-1], f"u{size}", buffer.data.data, first - buffer.address, strides[::-1])
     return view, tuple(where[::-1])
 

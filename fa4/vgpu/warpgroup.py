@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fa4.vgpu import descriptor, tensor_core, tensor_hazards
 from fa4.vgpu.descriptor import Operand
-from fa4.vgpu.errors import DivergenceError, PendingMultiplyError
+from fa4.vgpu.errors import DivergenceError, PendingMultiplyError, TensorFenceError
 from fa4.vgpu.memory import FaultError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 WARPS = 4
 """Warps of a warpgroup."""
+_WRITTEN, _READ = 1, 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Multiplications:
         self.groups: list[deque[list[_Multiply]]] = [deque() for _ in range(warps)]
         self.results = np.zeros((rows, warps), np.uint16)
         self.factors = np.zeros((rows, warps), np.uint16)
+        self.touched = np.zeros((rows, warps), np.uint8)
+        self.fenced = np.zeros(warps, bool)
         self.issued = [0] * warps
         self.expected: list[deque[tuple[Any, ...]]] = [deque() for _ in range(-(-warps // WARPS))]
         self.passed = [0] * -(-warps // WARPS)
@@ -87,6 +90,7 @@ class Multiplications:
         )
         multiply = _Multiply(form, gang.first, result, factor, a, b, accumulate)
         if self.cta.hazards is not None:
+            self._check_fences(gang, registers, self.cta.hazards.strict)
             clocks = tensor_hazards.start_wgmma(self.cta.hazards, gang, form, multiply.descriptors)
             multiply.issue = clocks, gang.site
         for i in range(gang.warps):
@@ -102,6 +106,38 @@ class Multiplications:
                 descriptor.decode(int(a[i]), False, "A")
             descriptor.decode(int(b[i]), False, "B")
         self.busy += gang.warps
+
+    def touch(self, gang: Gang, read: Array, written: Array, mask: Array | None) -> None:
+        """Some lanes of a gang read and wrote registers, whose next use by a multiplication needs a fence."""
+        warps = np.arange(gang.first, gang.last) if mask is None else gang.first + np.flatnonzero(mask.reshape(-1, 32).any(1))
+        self.touched[np.ix_(read, warps)] |= _READ
+        self.touched[np.ix_(written, warps)] |= _WRITTEN
+
+    def fence(self, gang: Gang) -> None:
+        """wgmma.fence by all warps of a gang."""
+        here = slice(gang.first, gang.last)
+        if self.cta.hazards is not None and (self.touched[:, here].any() or not self.fenced[here].all()):
+            self.cta.hazards.sites.effective.add(gang.site)
+        self.touched[:, here] = 0
+        self.fenced[here] = True
+
+    def _check_fences(self, gang: Gang, registers: tuple[Array, Array | None], strict: bool) -> None:
+        """The first multiplication needs a fence before it, and so do registers that were touched otherwise (9.7.15.7.1).
+
+        Raises:
+            FaultError: there is none. Reads alone need one with ``checks="isa"`` only.
+        """
+        here = slice(gang.first, gang.last)
+        bad: Array = ~self.fenced[here]
+        what = "the first wgmma"
+        if not bad.any():
+            for name, rows in zip(("the result", "A"), registers, strict=True):
+                if rows is not None and not bad.any():
+                    touched = self.touched[rows, here] & (_READ | _WRITTEN if strict else _WRITTEN)
+                    bad = np.asarray(touched.any(0))
+                    what = f"a wgmma uses a register of {name} that was {'written' if (touched & _WRITTEN).any() else 'read'} before, and"
+        if bad.any():
+            raise FaultError(TensorFenceError, f"{what} has no wgmma.fence in front of it", np.repeat(bad, 32))
 
     def _agree(self, warp: int, lane: int, what: tuple[Any, ...]) -> None:
         """The warps of a warpgroup must issue the same multiplications in the same order."""

@@ -115,9 +115,14 @@ def test_verify(capsys, monkeypatch):
     monkeypatch.setattr(verify, "_LENGTHS", [(1, 17), (65, 40)])
     monkeypatch.setattr(verify, "_MASKS", {"causal": {"causal": True}})
     assert main(["verify", "--schedule", "priority", "--seed", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    text = capsys.readouterr().out
+    lines = text.splitlines()
     assert [line.split()[3] for line in lines if line.startswith("D 64, causal")] == ["out", "lse"]
     assert lines[-1] == "all 2 results within their bound"
+    assert main(["verify", "--schedule", "priority", "--seed", "2", "--processes", "2"]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["verify", "--processes", "0"]) == 2
+    assert "processes=0: must be a whole number, at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.vgpu

@@ -19,6 +19,7 @@ from fa4 import dispatch
 from fa4._settings import compiler_environment
 from fa4.compiler import get, key, plain, sources, toolchain
 from fa4.compiler.key import function_key, kernel_key
+from fa4.modifier import DeviceFunction
 from fa4.problem import AttentionProblem
 
 # --- every element of a key ---
@@ -27,6 +28,8 @@ from fa4.problem import AttentionProblem
 def other(value):
     if isinstance(value, bool):
         return not value
+    if value is None:
+        return DeviceFunction(lambda *arguments: arguments[0])
     return value + 1 if isinstance(value, int) else (not value[0], value[1]) if isinstance(value, tuple) else value + "x"
 
 
@@ -107,7 +110,9 @@ def test_a_miss_compiles_again(compiles):
 def test_what_varies_at_run_time_is_not_in_the_key():
     """Case 43: lengths, batch, scale and the rest of a call's numbers are options, which no key takes."""
     assert {f.name for f in dataclasses.fields(AttentionProblem)} == {
-        *("direction", "dtype", "head_dim", "head_dim_v", "causal", "window", "softcap", "deterministic")
+        *("direction", "dtype", "head_dim", "head_dim_v", "causal", "window", "softcap", "deterministic"),
+        "score_mod",
+        "mask_mod",
     }
 
 
@@ -173,7 +178,7 @@ def test_imports_are_followed_without_importing(tmp_path, monkeypatch):
     )
     found = set(sources.source_files(("scanned.kernel",)))
     own = {"kernel", "helper", "late", "other", "deep", "deep.tile"}
-    assert {"scanned", *(f"scanned.{name}" for name in own), "fa4", "fa4.problem", "fa4.errors"} == found
+    assert {"scanned", *(f"scanned.{name}" for name in own), "fa4", "fa4.problem", "fa4.modifier", "fa4.errors"} == found
     assert "scanned" not in sys.modules
 
 

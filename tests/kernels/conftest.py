@@ -30,13 +30,14 @@ class Compiled:
 
 
 @cache
-def compile_ptx(problem, arch):
-    """The forward kernel of ``problem`` for ``arch`` with the tuned configuration."""
-    artifact = get(problem, config(problem, get_arch(arch)), arch)
+def compile_ptx(problem, arch, configuration=None):
+    """The forward kernel of ``problem`` for ``arch``, without ``configuration`` as tuned."""
+    configuration = configuration or config(problem, get_arch(arch))
+    artifact = get(problem, configuration, arch)
     (kernel,) = artifact.kernels
     needs = kernel.resources
     if needs.spill_stores is None:  # it has a stack: how much it spills comes with a line table only
-        (told,) = get(problem, config(problem, get_arch(arch)), arch, line_info=True).kernels
+        (told,) = get(problem, configuration, arch, line_info=True).kernels
         needs = told.resources
     spills = needs.spill_stores, needs.spill_loads
     return Compiled(kernel.name, artifact.ptx, needs.registers, needs.stack, *spills, kernel.launch.dynamic_shared)

@@ -21,8 +21,8 @@ def main():
     tests = import_module({"ampere": "test_forward_code", "blackwell": "test_blackwell_code"}[sys.argv[1]])
     only_default = "default" in sys.argv[2:]
     facts = {}
-    for task, arch in tests.DEFAULT if only_default else dict.fromkeys(tests.DEFAULT + tests.FULL):
-        compiled = compile_ptx(task, arch)
+    for task, arch, *configuration in tests.DEFAULT if only_default else dict.fromkeys(tests.DEFAULT + tests.FULL):
+        compiled = compile_ptx(task, arch, *configuration)
         facts[f"{compiled.name} {arch}"] = tests.facts(compiled)
     write(tests.GOLDEN, facts, keep=only_default)
 

@@ -72,6 +72,19 @@ class Scale:
 
 
 @cute.kernel
+def overwrite_kernel(y: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    y[thread] = Float32(block)
+
+
+@cute.jit
+def overwrite(y: cute.Tensor):
+    """Both CTAs write the same elements."""
+    overwrite_kernel(y).launch(grid=[2, 1, 1], block=[THREADS, 1, 1])
+
+
+@cute.kernel
 def shift_kernel(x: cute.Tensor, y: cute.Tensor, by: Int32):
     thread, _, _ = cute.arch.thread_idx()
     y[thread] = x[thread + by]  # the line that an error names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import cutlass.cute as cute
@@ -14,14 +15,14 @@ import pytest
 import torch
 from cutlass import Float32, Int32
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_ptr
-from dsl_kernels import Scale, multiprocessors, reverse, scale, scale_anything, scale_pair, scale_pointers, scale_twice, shift
+from dsl_kernels import Scale, multiprocessors, overwrite, reverse, scale, scale_anything, scale_pair, scale_pointers, scale_twice, shift
 
 import fa4
 from fa4 import tuning
 from fa4.arch import get_arch
 from fa4.compiler import lookup
 from fa4.problem import AttentionProblem
-from fa4.vgpu import LaunchError, OutOfBoundsError, UninitializedError, attach
+from fa4.vgpu import LaunchError, OutOfBoundsError, SharedGlobalError, UninitializedError, attach
 
 pytestmark = [pytest.mark.compile, pytest.mark.vgpu]
 
@@ -147,12 +148,12 @@ def test_clusters_are_passed_on():
     assert seen == [None, (2, 1, 1)]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
-def test_hardware_info(arch):
+@pytest.mark.parametrize(("arch", "sms"), [("sm_80", None), ("sm_100a", None), ("sm_100a", 2)])
+def test_hardware_info(arch, sms):
     y = nan(1)
-    with attach(arch):
+    with attach(arch, sms=sms):
         multiprocessors(from_dlpack(y))
-    assert y.item() == int(get_arch(arch).sm_count)
+    assert y.item() == (sms or int(get_arch(arch).sm_count))
 
 
 @pytest.mark.parametrize("options", ["", TVM])
@@ -247,10 +248,30 @@ def test_bad_use_is_refused():
 
 
 def test_settings_are_the_defaults():
-    with fa4.settings(vgpu_seed=7, vgpu_schedule="random", vgpu_delay="early"), attach("sm_80") as gpu:
-        assert (gpu.seed, gpu.schedule, gpu.early) == (7, "random", True)
-    with attach("sm_80", seed=1, schedule="priority", delay="late") as gpu:
-        assert (gpu.seed, gpu.schedule, gpu.early) == (1, "priority", False)
+    with fa4.settings(vgpu_seed=7, vgpu_schedule="random", vgpu_delay="early", vgpu_processes=3), attach("sm_80") as gpu:
+        assert (gpu.seed, gpu.schedule, gpu.early, gpu.processes) == (7, "random", True, 3)
+    with fa4.settings(vgpu_processes=3), attach("sm_80", seed=1, schedule="priority", delay="late", processes=1) as gpu:
+        assert (gpu.seed, gpu.schedule, gpu.early, gpu.processes) == (1, "priority", False, 1)
+
+
+def test_several_processes():
+    y, z = nan(), nan()
+    with attach("sm_80", processes=2) as gpu:
+        x_, y_, z_ = from_dlpack(X), from_dlpack(y), from_dlpack(z)
+        compiled = cute.compile(scale_twice, x_, y_, Float32(3))
+        compiled(x_, y_, Float32(3))
+    with attach("sm_80") as one:
+        compiled(x_, z_, Float32(3))
+    assert torch.equal(y, z)
+    assert [replace(report, seconds=0.0) for report in gpu.reports] == [replace(report, seconds=0.0) for report in one.reports]
+
+
+def test_an_error_of_several_processes_comes_out_of_the_call():
+    y = nan()
+    with attach("sm_80", processes=2), pytest.raises(SharedGlobalError, match="use processes=1") as caught:
+        cute.compile(overwrite, from_dlpack(y))(from_dlpack(y))
+    assert caught.value.place.source.endswith(f"dsl_kernels.py:{source_line('y[thread] = Float32(block)')}")
+    assert torch.isnan(y).all()
 
 
 def test_report():

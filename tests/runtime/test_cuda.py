@@ -8,6 +8,7 @@ import struct
 import threading
 from functools import partial
 
+import attention_modifiers as examples
 import pytest
 import torch
 from host_cuda import Devices, on_cuda, on_host
@@ -18,6 +19,7 @@ from fa4 import tuning
 from fa4.arch import get_arch
 from fa4.compiler import get
 from fa4.compiler.load import load_function
+from fa4.modifier import Modifiers
 from fa4.problem import AttentionProblem
 from fa4.runtime import cuda, virtual
 from fa4.testing import AttentionShape, check_attention, make_inputs
@@ -71,6 +73,25 @@ def test_a_request_becomes_one_launch(devices):
     assert (out.device, out.shape, out.dtype) == (q.device, (2, 70, 4, 64), torch.bfloat16)
     assert (lse.device, lse.shape, lse.dtype) == (q.device, (2, 4, 70), torch.float32)
     assert [x.data_ptr() for x in devices.allocated] == [out.data_ptr(), lse.data_ptr()]
+
+
+def test_tensors_of_functions_on_scores_reach_the_kernel(devices):
+    """One launch, with their addresses after everything else; a copy of the one whose last stride is not 1."""
+    seen = []
+    modifiers = Modifiers(examples.alibi, examples.same_document)
+    problem = AttentionProblem.of("forward", torch.bfloat16, (64, 64), (None, 0), 0.0, False, modifiers.functions)
+    (kernel,) = get(problem, tuning.config(problem, get_arch("sm_80")), "sm_80").kernels
+    sizes = [parameter.size for parameter in kernel.resources.parameters]
+    devices.on_launch = lambda request: seen.extend(request.parameters(sizes))
+    slopes, documents = examples.alibi_slopes(4), [torch.zeros(2, n, dtype=torch.int32) for n in (70, 90)]
+    slopes = slopes.repeat_interleave(2)[::2]
+    aux = dict(zip(("slopes", "q_document", "k_document"), (on_cuda(x, 0) for x in (slopes, *documents)), strict=True))
+    fa4.attention(*inputs_on(0), causal=True, score_mod="alibi", mask_mod="same_document", aux=aux)
+    assert [request.kernel.startswith("fa4_ampere_forward_bf16_d64_causal_scoremod_maskmod") for request, *_ in devices.launches] == [True]
+    (copy,) = (x for x in devices.allocated if x.shape == (4,))
+    addresses = [struct.unpack("<Q", data[:8])[0] for data in seen if len(data) >= 8]
+    assert {x.data_ptr() for x in (copy, aux["q_document"], aux["k_document"])} <= set(addresses)
+    assert torch.equal(on_host(copy), slopes)
 
 
 def test_46_a_tensor_on_another_device_launches_there(devices):

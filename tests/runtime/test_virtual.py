@@ -30,8 +30,18 @@ def test_settings_reach_the_machine():
 
     with fa4.settings(vgpu_seed=7, vgpu_schedule="random", vgpu_delay="early"):
         gpu = gpu_from_settings("sm_80")
-    assert (gpu.seed, gpu.schedule, gpu.early) == (7, "random", True)
+    assert (gpu.seed, gpu.schedule, gpu.early, gpu.processes) == (7, "random", True, 1)
     assert not gpu_from_settings("sm_80").early
+    with fa4.settings(vgpu_processes=2):
+        assert gpu_from_settings("sm_80").processes == 2
+
+
+def test_several_processes_give_the_same_bits():
+    inputs = make_inputs(AttentionShape(1, 192, 320, 3, 1, 64))
+    expected = on_virtual_gpu()(inputs.q, inputs.k, inputs.v, causal=True)
+    with fa4.settings(vgpu_processes=2):
+        results = on_virtual_gpu()(inputs.q, inputs.k, inputs.v, causal=True)
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def test_lengths_numbers_and_strides_are_arguments(monkeypatch):

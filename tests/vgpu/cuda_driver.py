@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from instruction_table import DTYPES, kernel_text
@@ -72,6 +72,17 @@ def run_case(case, arrays, device: CudaDevice) -> np.ndarray:
     with device.module(kernel_text(case, f"sm_{device.capability}")) as module:
         _with_memory(device, [*arrays, out], lambda addresses: device.launch(module, "case", -(-count // 128), 128, [count, *addresses]))
     return out.astype(bool) if case.result == "pred" else out
+
+
+def run_hopper(case, device: CudaDevice) -> list[np.ndarray]:
+    """The buffers of a kernel for Hopper after its launch on a GPU; a cluster is what its text requires."""
+    arrays = case.arrays(0)
+    with ExitStack() as stack:
+        module = stack.enter_context(device.module(case.ptx()))
+        a, b = (stack.enter_context(device.memory(array)) for array in arrays[:2])
+        c = stack.enter_context(device.memory(case.arrays(a)[2]))  # a tensor map has the address of what it maps
+        device.launch(module, "k", case.ctas, case.threads, [a, b, c])
+    return arrays
 
 
 def _with_memory(device: CudaDevice, arrays: list[np.ndarray], work, addresses=()) -> None:

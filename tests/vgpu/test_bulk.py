@@ -21,6 +21,7 @@ from fa4.vgpu import (
     UnsupportedInstructionError,
 )
 from fa4.vgpu.tensor_map import TensorMap
+from fa4.vgpu.tma import reduced, reduction_fits
 
 SCHEDULES = [("round_robin", 0), ("random", 0), ("random", 1), ("priority", 0), ("priority", 1)]
 SOURCE = np.arange(4096, dtype=np.uint32)
@@ -212,6 +213,99 @@ def test_to_another_cta(send, schedule, seed):
         run(body.replace(WAIT, STAY), gpu=on("round_robin"), shared=256, grid=2, cluster=(2,))
 
 
+def sent_to_next(send, words, type_):
+    """What each CTA of a pair gets: a number of words a thread, of 1000 times the sender's rank plus 10 times the thread plus the word."""
+    values = "".join(f"mad.lo.u32 %r{40 + i}, %r21, 1000, {i};\nmad.lo.u32 %r{40 + i}, %r0, 10, %r{40 + i};\n" for i in range(words))
+    values += (
+        "mov.b64 %d20, {%r40, %r41};\nmov.b64 %d21, {%r42, %r43};\n"
+        if words == 4
+        else "mov.b64 %d20, {%r40, %r41};\n"
+        if words == 2
+        else ""
+    )
+    size = 4 * words
+    body = (
+        HEAD
+        + values
+        + f"mul.lo.u32 %r5, %r0, {size};\nadd.u32 %r6, %r20, %r5;\nxor.b32 %r7, %r21, 1;\nmapa.shared::cluster.u32 %r10, %r6, %r7;\n"
+        + "mov.u32 %r8, bar;\nmapa.shared::cluster.u32 %r9, %r8, %r7;\n"
+        + EXPECT.format(32 * size)
+        + STAY
+        + f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{type_} [%r10], {send}, [%r9];\n"
+        + WAIT
+        + "".join(f"ld.shared.u32 %r{50 + i}, [%r6+{4 * i}];\n" for i in range(words))
+        + f"mad.lo.u32 %r3, %r21, {32 * size}, %r5;\ncvt.u64.u32 %d3, %r3;\nadd.u64 %d3, %d3, %d1;\n"
+        + "".join(f"st.global.u32 [%d3+{4 * i}], %r{50 + i};\n" for i in range(words))
+        + STAY
+    )
+    return run(body, gpu=on("priority"), shared=512, grid=2, cluster=(2,))[1][: 64 * words].reshape(2, 32, words)
+
+
+@pytest.mark.parametrize(
+    ("send", "words", "type_"),
+    [
+        *(("%r40", 1, f".{kind}32") for kind in "busf"),
+        *(("%d20", 2, f".{kind}64") for kind in "busf"),
+        ("{%r40, %r41}", 2, ".v2.b32"),
+        ("{%r40, %r41, %r42, %r43}", 4, ".v4.f32"),
+        ("{%d20, %d21}", 4, ".v2.u64"),
+    ],
+)
+def test_every_width_of_st_async(send, words, type_):
+    expected = np.array([1000, 0])[:, None, None] + 10 * np.arange(32)[:, None] + np.arange(words)
+    assert np.array_equal(sent_to_next(send, words, type_), expected)
+
+
+ATOMS = {
+    "add": lambda a, b: a + b,
+    "min": min,
+    "max": max,
+    "inc": lambda a, b: 0 if a >= b else a + 1,
+    "dec": lambda a, b: b if a == 0 or a > b else a - 1,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+}
+REDUCED = [
+    (op, type_)
+    for op in ATOMS
+    for type_ in ("u32", "s32", "b32", "u64", "s64", "b64", "f16", "bf16", "f32", "f64")
+    if reduction_fits(op, type_)
+]
+
+
+def test_reductions_are_those_of_the_isa():
+    """PTX ISA 9.7.9.25.4.2: integers add, min and max; inc and dec of u32; bits; additions of floats, min and max of halves."""
+    fits = {op: {type_ for name, type_ in REDUCED if name == op} for op in ATOMS}
+    integers = {"u32", "s32", "u64", "s64"}
+    assert fits["add"] == integers | {"f16", "bf16", "f32", "f64"}
+    assert fits["min"] == fits["max"] == integers | {"f16", "bf16"}
+    assert fits["inc"] == fits["dec"] == {"u32"}
+    assert fits["and"] == fits["or"] == fits["xor"] >= {"b32", "b64"}
+
+
+@pytest.mark.parametrize(("op", "type_"), REDUCED)
+def test_every_reduction(op, type_):
+    """Each element by itself, against Python's numbers: small ones, which every type has exactly, and bits at both ends."""
+    size = 2 if type_ in ("f16", "bf16") else int(type_[1:]) // 8
+    generator = np.random.default_rng(0)
+    if type_[0] in "usb" and type_ != "bf16":
+        bits = 8 * size
+        pairs = [(a, b) for a in (0, 1, 5, 2 ** (bits - 1), 2**bits - 1) for b in (0, 1, 5, 2 ** (bits - 1), 2**bits - 1)]
+        old, new = (np.array(column, f"u{size}") for column in zip(*pairs, strict=True))
+        signed = [[x - 2**bits if type_[0] == "s" and x >> bits - 1 else x for x in values.tolist()] for values in (old, new)]
+        expected = np.array([ATOMS[op](a, b) % 2**bits for a, b in zip(*signed, strict=True)], f"u{size}")
+    else:
+        values = [generator.integers(-50, 50, 64) / 4.0 for _ in range(2)]
+        exact = [ATOMS[op](a, b) for a, b in zip(*values, strict=True)]
+        if type_ == "bf16":
+            old, new, expected = (np.array(x, np.float32).view(np.uint32) >> 16 for x in (*values, exact))
+            old, new, expected = (x.astype(np.uint16) for x in (old, new, expected))
+        else:
+            old, new, expected = (np.array(x, f"f{size}").view(f"u{size}") for x in (*values, exact))
+    assert np.array_equal(reduced(op, type_, old, new), expected)
+
+
 RED = "add.u32 %r10, %r7, %r1;\nred.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{}.u32 [%r10], %r22, [%r9];\n"
 BULK_RED = "@%p1 cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{}.u32 [%r7], [%r20], 128, [%r9];\n"
 
@@ -235,6 +329,47 @@ def test_reductions_in_another_cta(schedule, seed, op, function, send):
     )
     out = run(body, gpu=on(schedule, seed), shared=256, grid=2, cluster=(2,))[1]
     assert np.array_equal(out[:64].reshape(2, 32), function(4 * np.arange(32), np.array([[1000], [0]]) + np.arange(32)))
+
+
+@pytest.mark.parametrize(
+    ("op", "type_"),
+    [(op, "u32") for op in ATOMS] + [("add", "s32"), ("min", "s32"), ("max", "s32"), *((op, "b32") for op in ("and", "or", "xor"))],
+)
+def test_every_form_of_red_async(op, type_):
+    """All threads combine into one word each with what lies there; the order of one is the order of all."""
+    fill = "st.shared.u32 [%r2+128], 100;\n" + STAY
+    line = RED.replace(".u32 [%r10]", f".{type_} [%r10]").format(op)
+    body = (
+        HEAD
+        + fill
+        + "mad.lo.u32 %r22, %r21, 90, %r0;\nadd.u32 %r22, %r22, 20;\n"
+        + TO_NEXT
+        + EXPECT.format(128)
+        + line
+        + WAIT
+        + "add.u32 %r2, %r2, 128;\n"
+        + KEEP
+        + STAY
+    )
+    out = run(body, gpu=on("random"), shared=256, grid=2, cluster=(2,))[1]
+    assert out[:64].tolist() == [ATOMS[op](100, 20 + 90 * sender + thread) for sender in (1, 0) for thread in range(32)]
+
+
+def test_red_async_of_64_bits():
+    """Both words of a pair of threads: the carry goes from one to the other."""
+    body = (
+        HEAD
+        + "shl.b32 %r30, %r0, 3;\nadd.u32 %r31, %r20, %r30;\nmov.u64 %d20, 0xFFFFFFFF;\nst.shared.u64 [%r31], %d20;\n"
+        + STAY
+        + "xor.b32 %r5, %r21, 1;\nmapa.shared::cluster.u32 %r7, %r31, %r5;\nmov.u32 %r8, bar;\nmapa.shared::cluster.u32 %r9, %r8, %r5;\n"
+        + EXPECT.format(256)
+        + "cvt.u64.u32 %d21, %r0;\nred.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u64 [%r7], %d21, [%r9];\n"
+        + WAIT
+        + "ld.shared.u64 %d22, [%r31];\nmad.lo.u32 %r3, %r21, 256, %r30;\ncvt.u64.u32 %d3, %r3;\nadd.u64 %d3, %d3, %d1;\nst.global.u64 [%d3], %d22;\n"
+        + STAY
+    )
+    out = run(body, gpu=on("priority"), shared=512, grid=2, cluster=(2,))[1].view(np.uint64)
+    assert out[:64].tolist() == 2 * [0xFFFFFFFF + thread for thread in range(32)]
 
 
 MULTICAST = "setp.eq.and.u32 %p3, %r21, {}, %p1;\nmov.u16 %h1, {};\n@%p3 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r20], [%d0+64], 128, [bar], %h1;\n"

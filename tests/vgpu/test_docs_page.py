@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from instruction_cases import CASES
+from ptx_text import run
 
+from fa4.vgpu import Gpu, UnsupportedInstructionError
 from fa4.vgpu.isa import ENDINGS, FORMS
-from fa4.vgpu.isa.table import instruction_page
+from fa4.vgpu.isa.table import UNSUPPORTED, instruction_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 TESTS = Path(__file__).parent
@@ -30,6 +32,14 @@ def test_examples_print_what_the_page_says(tmp_path, kind):
     command = [sys.executable, "-c", f"import sys, runpy; sys.path[:0] = [{str(DOCS.parent)!r}]; runpy.run_path({str(file)!r})"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == output, done.stderr
+
+
+@pytest.mark.parametrize(("name", "form", "example"), UNSUPPORTED, ids=lambda text: text.split("[")[0])
+def test_what_is_not_supported_is_refused(name, form, example):
+    assert example.startswith(name)
+    with pytest.raises(UnsupportedInstructionError) as caught:
+        run(example, gpu=Gpu("sm_100a", unwritten="nan"))
+    assert caught.value.place.ptx_text == example
 
 
 def test_every_instruction_has_a_section_and_a_test():

@@ -187,6 +187,41 @@ def test_a_source_is_not_overwritten_before_it_is_read(schedule, seed):
         outcome(bulk_store(reuse="st.shared.u32 [%r2], 1;"), schedule, seed)
 
 
+REFILL = """
+.shared .align 8 .b64 bar;
+mov.u32 %r1, dynamic;
+setp.eq.u32 %p1, %r0, 0;
+@%p1 mbarrier.init.shared.b64 [bar], 1;
+@FENCE
+bar.sync 0;
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 256;
+@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0], 256, [bar];
+A:
+mbarrier.try_wait.parity.shared.b64 %p2, [bar], 0;
+@!%p2 bra A;
+mad.lo.u32 %r2, %r0, 4, %r1;
+ld.shared.u32 %r3, [%r2];
+@SYNC
+@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 256;
+@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d0+256], 256, [bar];
+B:
+mbarrier.try_wait.parity.shared.b64 %p2, [bar], 1;
+@!%p2 bra B;
+"""
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+def test_a_buffer_is_not_refilled_while_it_is_read(schedule, seed):
+    """By a bulk load, whose mbarrier must be ready for it."""
+    body = REFILL.replace("@FENCE", "fence.mbarrier_init.release.cluster;")
+    outcome(body.replace("@SYNC", "bar.sync 0;"), schedule, seed)
+    with pytest.raises(VgpuError, match=r"is written, but nothing orders this behind the read by warp 1|asynchronous copy to it"):
+        outcome(body.replace("@SYNC", ""), schedule, seed)
+    for fence in ("", "fence.acq_rel.cta;"):
+        with pytest.raises(ProxyFenceError, match=r"no fence.mbarrier_init or fence.proxy.async follows its initialisation"):
+            outcome(REFILL.replace("@FENCE", fence).replace("@SYNC", "bar.sync 0;"), schedule, seed)
+
+
 LEAVING = """
 mov.u32 %r1, dynamic;
 mov.u32 %r5, %cluster_ctarank;

@@ -1,17 +1,20 @@
-"""The instruction table on a real GPU, and what of its runner can be tested without one."""
+"""The instruction table and the kernels for Hopper on a real GPU, and what of their runner can be tested without one."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_driver import CudaDevice, DriverError, run_case
+from cuda_driver import CudaDevice, DriverError, run_case, run_hopper
+from hopper_cases import HOPPER_CASES
 from instruction_cases import CASES
 from instruction_table import kernel_text, least_arch, operand_arrays
+from ptx_text import A, B, C
 from test_instructions import check
 
 from fa4.vgpu import Gpu, Program
@@ -44,6 +47,25 @@ def test_instruction_on_a_gpu(case, device):
     check(case, arrays, run_case(case, arrays, device))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=str)
+def test_hopper_kernel_on_a_gpu(case, device):
+    if device.capability != 90:
+        pytest.skip(f"needs a CUDA GPU of sm_90, this is sm_{device.capability}")
+    case.check(run_hopper(case, device))
+
+
+@pytest.mark.parametrize("case", HOPPER_CASES, ids=str)
+@pytest.mark.parametrize("schedule", ["round_robin", "priority"])
+def test_hopper_kernel(case, schedule):
+    gpu, arrays = Gpu("sm_90a", schedule=schedule, checks="hazards"), case.arrays(A)
+    for address, array, name in zip((A, B, C), arrays, "abc", strict=True):
+        gpu.register_buffer(address, array, name)
+    cluster = (case.ctas,) if case.ctas > 1 else None
+    gpu.launch(Program.parse(case.ptx()), "k", (case.ctas,), (case.threads,), 0, [a.to_bytes(8, "little") for a in (A, B, C)], cluster)
+    case.check(arrays)
+
+
 class VirtualDriver:
     """The functions of ``cuda.bindings.driver`` that the runner calls, over the virtual GPU."""
 
@@ -53,7 +75,8 @@ class VirtualDriver:
 
     def __init__(self, capability=(8, 0)) -> None:
         self.capability = dict(zip(("major", "minor"), capability, strict=True))
-        self.gpu, self.live, self.waiting = Gpu(), {}, []
+        self.gpu = Gpu(f"sm_{capability[0]}{capability[1]}{'a' if capability[0] > 8 else ''}")
+        self.live, self.waiting = {}, []
         self.contexts = self.modules = 0
 
     def __getattr__(self, name):
@@ -155,6 +178,32 @@ def test_a_status_of_the_driver_is_an_error():
     found = CudaDevice(VirtualDriver())
     with pytest.raises(DriverError, match="cuModuleLoadDataEx failed: 218"), found.module("nonsense"):
         pass
+
+
+def test_the_runner_hands_over_kernels_for_hopper():
+    driver = VirtualDriver((9, 0))
+    found = CudaDevice(driver)
+    cases = {case.name: case for case in HOPPER_CASES}
+    for name in ("bulk load", "TMA load, swizzle 32", "wgmma"):
+        cases[name].check(run_hopper(cases[name], found))
+    wrong = replace(cases["bulk load"], body=cases["bulk load"].body.replace("[%d0], 256", "[%d0+16], 256"))
+    with pytest.raises(AssertionError, match="bulk load"):
+        wrong.check(run_hopper(wrong, found))
+    found.close()
+    assert (driver.live, driver.modules, driver.contexts) == ({}, 0, 0)
+
+
+@pytest.mark.slow
+def test_ptxas_takes_the_kernels_for_hopper(tmp_path):
+    ptxas = shutil.which("ptxas")
+    if ptxas is None:
+        pytest.skip("needs ptxas, of a CUDA toolkit of 12.9 or later")
+    for case in HOPPER_CASES:
+        (tmp_path / "k.ptx").write_text(case.ptx())
+        command = [ptxas, "-arch=sm_90a", "-o", str(tmp_path / "k.cubin"), str(tmp_path / "k.ptx")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "error" not in done.stderr.lower(), (case.name, done.stderr)
+        assert done.returncode == 0, (case.name, done.stderr)
 
 
 @pytest.mark.slow

@@ -86,8 +86,11 @@ class Recorder:
     def block(self, cta, warp, block, lanes):
         self.blocks.append((cta, warp, block, lanes))
 
-    def event(self, cta, warp, kind, fields):
-        self.events.append((cta, warp, kind, fields))
+    def launch(self, launch, program):
+        self.ops = launch.kernel.ops
+
+    def event(self, cta, warp, op, lanes, values):
+        self.events.append((warp, self.ops[op].opcode, lanes, [None if v is None else v.tolist() for v in values]))
 
 
 @pytest.mark.parametrize("schedule", ["round_robin", "priority"])
@@ -110,10 +113,13 @@ def test_observer_sees_each_warp_in_program_order(schedule):
     gpu.observer = recorder
     run(body, threads=64, shared=1024, gpu=gpu)
     for warp in (0, 1):
-        assert [(kind, fields) for _, w, kind, fields in recorder.events if w == warp] == [
-            ("cp.async.commit_group", {"lanes": 32}),
-            ("cp.async.wait_group", {"keep": 0, "lanes": 32}),
-            ("bar.sync", {"barrier": 0, "threads": None}),
+        threads = range(32 * warp, 32 * warp + 32)
+        assert [event[1:] for event in recorder.events if event[0] == warp] == [
+            ("cp.async.cg.shared.global", 32, [[16 * t for t in threads], [A] * 32, [16]]),
+            ("cp.async.commit_group", 32, []),
+            ("cp.async.wait_group", 32, [[0]]),
+            ("bar.sync", 32, [[0]]),
+            ("st.global.u32", 32, [[B + 4 * t for t in threads], list(threads)]),
         ]
     assert [b[2:] for b in recorder.blocks if b[1] == 0] == [(0, 32), (1, 32), (3, 32)]
     assert [b[2:] for b in recorder.blocks if b[1] == 1] == [(0, 32), (1, 32), (2, 24), (3, 32)]

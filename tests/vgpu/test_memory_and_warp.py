@@ -223,6 +223,13 @@ def test_a_shuffle_that_some_lanes_do_not_reach():
     run(body.replace("idx.b32 %r1, %r0, 0", "idx.b32 %r1, %r0, 20").format(mask="0xFFFF0000"))
 
 
+def test_an_election_that_some_lanes_do_not_reach():
+    body = "setp.lt.u32 %p1, %r0, 16;\n@%p1 bra L;\nelect.sync %r1|%p2, {mask};\nL:\nst.global.u32 [%d12], %r0;"
+    with pytest.raises(DivergenceError, match=r"lanes \[0, 1, .*, 15\] are in the mask"):
+        run(body.format(mask="-1"))
+    run(body.format(mask="0xFFFF0000"))
+
+
 # Atomics
 
 

@@ -57,9 +57,9 @@ def test_verdicts(mutation):
     assert outcomes == [
         ("count", "one more", "caught"),
         ("barrier", "removed", "survived"),  # either of two in a row may go, not both
-        ("barrier", "id 3, used elsewhere", "survived"),
+        ("barrier", "id 3, used elsewhere", "equivalent"),
         ("barrier", "removed", "equivalent"),
-        ("barrier", "id 3, used elsewhere", "survived"),
+        ("barrier", "id 3, used elsewhere", "equivalent"),
         ("arrive", "removed", "caught"),
         ("wait", "removed", "caught"),
         ("phase", "flipped", "caught"),
@@ -83,3 +83,78 @@ def test_a_changed_value_is_caught(mutation):
     after.view(np.uint32)[40] = np.float32(1e9).view(np.uint32)
     assert mutation._close(name, before)
     assert not mutation._close(name, after)
+
+
+UNUSED = """
+.shared .align 8 .b64 bar;
+.shared .align 8 .b64 unused;
+mov.u32 %r1, dynamic;
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra MADE;
+mbarrier.init.shared.b64 [bar], 64;
+mbarrier.init.shared.b64 [unused], 64;
+MADE:
+bar.sync 0;
+st.global.u32 [%d11], %r0;
+mbarrier.arrive.shared.b64 _, [unused];
+mbarrier.arrive.shared.b64 _, [bar];
+AGAIN:
+mbarrier.try_wait.parity.shared.b64 %p3, [bar], 0;
+@!%p3 bra AGAIN;
+@AFTER
+"""
+
+
+NEXT = """
+xor.b32 %r2, %r0, 32;
+mul.wide.u32 %d3, %r2, 4;
+add.u64 %d3, %d3, %d0;
+ld.global.u32 %r3, [%d3];
+"""
+
+
+@pytest.mark.parametrize(("after", "last"), [("", "equivalent"), (NEXT, "caught")])
+def test_what_nothing_depends_on_is_equivalent(after, last):
+    """An mbarrier that nobody waits for; and a wait that nothing follows, or something."""
+    gpu = Gpu("sm_90a", unwritten="nan")
+    gpu.captures = []
+    run(UNUSED.replace("@AFTER", after), gpu=gpu, threads=64, shared=512)
+    mutation = Mutation(gpu.captures[0], schedules(2))
+    outcomes = {
+        (m.text.split()[0].split(".")[1], m.text.split("[")[1][:3], m.change): mutation.judge(m).outcome
+        for m in mutation.mutants()
+        if "[" in m.text
+    }
+    assert outcomes["init", "unu", "one more"] == outcomes["arrive", "unu", "removed"] == "equivalent"
+    assert outcomes["try_wait", "bar", "removed"] == last
+    assert outcomes["arrive", "bar", "removed"] == outcomes["init", "bar", "one more"] == "caught"
+
+
+TWO_FENCES = """
+.shared .align 8 .b64 bar;
+mov.u32 %r1, dynamic;
+mad.lo.u32 %r2, %r0, 4, %r1;
+st.shared.u32 [%r2], %r0;
+fence.proxy.async.shared::cta;
+@BETWEEN
+fence.proxy.async;
+bar.sync 0;
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra END;
+cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r1], 256;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+END:
+"""
+
+
+@pytest.mark.parametrize(
+    ("between", "outcomes"), [("", ["equivalent"] * 2), ("bar.sync 0;\nst.shared.u32 [%r2], %r0;", ["survived", "caught"])]
+)
+def test_of_two_fences_either_may_go(between, outcomes):
+    """Unless something is written in between."""
+    gpu = Gpu("sm_90a", unwritten="nan")
+    gpu.captures = []
+    run(TWO_FENCES.replace("@BETWEEN", between), gpu=gpu, threads=64, shared=512)
+    mutation = Mutation(gpu.captures[0], schedules(2))
+    assert [mutation.judge(m).outcome for m in mutation.mutants() if m.kind == "fence"] == outcomes

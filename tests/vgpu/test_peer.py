@@ -13,6 +13,7 @@ from fa4.cli import main
 from fa4.errors import BackendError
 from fa4.testing import witness
 from fa4.testing.witness import VERSION, Witness, witnesses
+from fa4.vgpu.isa.table import WITNESSED, key_of
 
 
 def installed() -> bool:
@@ -84,6 +85,9 @@ class TestCovering:
         assert [a.witness for a in found] == [case for case in CASES[arch] for _ in SEEDS[arch]]
         check(arch, found)
 
+    def test_the_table_of_instructions_says_what_it_executes(self):
+        assert {key_of(opcode) for arch in CASES for answer in answers(arch) for opcode in answer.opcodes} == WITNESSED
+
     def test_only_the_deterministic_backward_is_the_same_under_two_schedules(self):
         """CTAs add to the gradients in the order in which they come, unless a semaphore keeps it; one does, the other does not."""
         first, second, fast_first, fast_second = (dict(answer.digests) for answer in answers("sm_90a"))
@@ -107,6 +111,22 @@ class TestMatrix:
         cases = witnesses(arch, backward)
         found = list(witness.run_witnesses(arch, cases))
         assert [a.witness for a in found] == cases
+        check(arch, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "backward"), [("sm_80", False), *((a, b) for a in ("sm_90a", "sm_100a", "sm_103a") for b in (False, True))]
+)
+class TestZeroAlarms:
+    """Kernels that run on GPUs: whatever the virtual GPU calls an error in one of them is wrong."""
+
+    pytestmark = needs_peer
+
+    def test_no_witness_fails_in_twenty_schedules(self, arch, backward):
+        cases = witnesses(arch, backward)
+        found = list(witness.run_witnesses(arch, cases, "priority", range(20), checks="hazards"))
+        assert len(found) == 20 * len(cases)
         check(arch, found)
 
 

@@ -233,6 +233,17 @@ def test_what_is_carried_out_together_does_not_change_a_bit(delay):
     assert np.array_equal(out, (first + second).view(U32))
 
 
+@pytest.mark.parametrize("hint", ["fill", "use", "lastuse", "discard"])
+def test_hints_for_the_collector_change_nothing(hint):
+    memories, exact = simple()
+    plain = execute(only_thread_0([step(0), step(1), commit()]) + finish(64), memories, 64)
+    hinted = [line.replace(" [", f".collector::a::{hint} [", 1) for line in (step(0), step(1))]
+    assert all(".collector::a::" in line for line in hinted)
+    out = execute(only_thread_0([*hinted, commit()]) + finish(64), memories, 64)
+    assert np.array_equal(out, plain)
+    assert np.array_equal(out[0].view(np.float32), exact)
+
+
 def test_scale_and_disabled_lanes():
     memories, exact = simple()
     ones = "".join(f"mov.b32 %r{20 + i}, 0f3F800000;\n" for i in range(64))

@@ -416,5 +416,7 @@ def test_the_driver_call_checks_its_arguments():
     assert decode(encode_call(map_)) == map_
     with pytest.raises(LaunchError, match="256 bytes exceed the swizzle span"):
         encode_call(replace(map_, box=(128, 8)))
+    with pytest.raises(LaunchError, match="box size 257 of dimension 1"):
+        encode_call(replace(map_, box=(64, 257)))
     with pytest.raises(LaunchError, match="out-of-bounds fill 1"):
         encode_call(map_, fill=1)

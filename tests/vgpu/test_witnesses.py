@@ -1,4 +1,4 @@
-"""Which instructions kernels from a compiler execute here, as the documentation's table says; the rest have unit tests alone."""
+"""Which instructions this project's kernels execute, as the documentation's table says; test_peer.py says it of flash-attn-4's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from forward_call import Options
 
 from fa4.testing import AttentionShape, make_inputs
 from fa4.vgpu import Gpu
-from fa4.vgpu.isa import ENDINGS, FORMS, form_key
-from fa4.vgpu.isa.table import WITNESSED
+from fa4.vgpu.isa.table import COMPILED, key_of
 
 pytestmark = [pytest.mark.compile, pytest.mark.vgpu]
 
@@ -33,11 +32,5 @@ def executed() -> set[str]:
     return opcodes | set(gpu.report().by_opcode)
 
 
-def key_of(opcode: str) -> str:
-    """The key with most modifiers, whether the instruction ends a block or not."""
-    key, _ = max((form_key(opcode, forms) for forms in (FORMS, ENDINGS)), key=lambda found: (bool(found[0]), found[1]))
-    return key
-
-
-def test_the_table_says_what_compiled_kernels_execute():
-    assert {key_of(opcode) for opcode in executed()} == WITNESSED
+def test_the_table_says_what_kernels_of_this_project_execute():
+    assert {key_of(opcode) for opcode in executed()} == COMPILED

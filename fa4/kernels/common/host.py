@@ -10,6 +10,7 @@ from cutlass import Float32, Int32, const_expr
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from fa4.kernels.common.mask import band_limits
+from fa4.kernels.common.modifier import aux_arguments
 from fa4.problem import AttentionProblem
 
 DTYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16}
@@ -49,6 +50,8 @@ def kernel_name(family: str, problem: AttentionProblem, suffix: str) -> str:
             ("left", problem.window[0]),
             ("right", problem.window[1]),
             ("softcap", problem.softcap),
+            ("scoremod", problem.score_mod is not None),
+            ("maskmod", problem.mask_mod is not None),
         )
         if present
     ]
@@ -76,4 +79,5 @@ def forward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
         Int32(0) if problem.window[0] else None,
         Int32(0) if problem.window[1] else None,
         make_fake_stream(),
+        *aux_arguments(problem),
     )

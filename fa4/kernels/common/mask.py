@@ -77,9 +77,8 @@ class Band:
     def key_tiles(self, first_row: Int32, tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int]) -> KeyTiles:
         """Tiles that the rows ``[first_row, first_row + tile_m)`` below Sq need.
 
-        Both ends of a row's range grow with the row, so the last row decides where the tiles end, and the first row where the tiles
-        that all rows see end; on the left it is the other way round. All divisions are of numbers in ``[0, Sk]``, where rounding
-        towards zero is rounding down.
+        Both ends of a row's range grow with the row, so the last row decides where the tiles end; on the left it is the first row. All
+        divisions are of numbers in ``[0, Sk]``, where rounding towards zero is rounding down.
         """
         last_row = min(first_row + tile_m, self.seqlen_q) - 1
         first_key, end_key = self.first_key(first_row), self.end_key(last_row)
@@ -87,10 +86,19 @@ class Band:
         end = begin
         if end_key > first_key:
             end = cute.ceil_div(end_key, tile_n)
-        full_end = min(max(self.end_key(first_row) // tile_n, begin), end)
+        return self.full_for(KeyTiles(begin, begin, begin, end), first_row, tile_m, tile_n)
+
+    @cute.jit
+    def full_for(self, tiles: KeyTiles, first_row: Int32, tile_m: cutlass.Constexpr[int], tile_n: cutlass.Constexpr[int]) -> KeyTiles:
+        """The same tiles, with the full range of the rows ``[first_row, first_row + tile_m)`` below Sq.
+
+        The first of them decides where the tiles that all see end, the last one where they begin.
+        """
+        last_row = min(first_row + tile_m, self.seqlen_q) - 1
+        full_end = min(max(self.end_key(first_row) // tile_n, tiles.begin), tiles.end)
         full_begin = min(cute.ceil_div(self.first_key(last_row), tile_n), full_end)
-        full_begin = max(full_begin, begin)
-        return KeyTiles(begin, full_begin, full_end, end)
+        full_begin = max(full_begin, tiles.begin)
+        return KeyTiles(tiles.begin, full_begin, full_end, tiles.end)
 
     @cute.jit
     def hide(

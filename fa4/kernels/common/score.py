@@ -20,22 +20,35 @@ class ScoreScalars(NamedTuple):
     """Run-time numbers that turn a product into a score in log2 units, ``scale_log2 * x`` with ``scale_log2`` > 0.
 
     Without softcap x is the product, and ``flip_q`` = 0x80008000 where the scale is negative, else 0: Q is negated instead, so that
-    the largest product always has the largest score. With softcap x is what ``capped`` makes of it.
+    the largest product always has the largest score. With softcap x is what ``capped`` makes of it. Where a user's function changes
+    scores, x is what it returns, in natural units, and ``factor`` turns product or capped product into what it is given. ``aux`` are
+    the tensors that users' functions read.
     """
 
     scale_log2: Float32
     flip_q: Int32 | None
     gain: Float32 | None
+    factor: Float32 | None = None
+    aux: tuple[cute.Tensor, ...] = ()
 
 
 @cute.jit
-def score_scalars(softmax_scale: Float32, softcap: Float32 | None) -> ScoreScalars:
-    """Host side: the numbers that the kernel is given."""
+def score_scalars(
+    softmax_scale: Float32,
+    softcap: Float32 | None,
+    modified: cutlass.Constexpr[bool] = False,
+    aux: tuple[cute.Tensor, ...] = (),
+) -> ScoreScalars:
+    """Host side: what the kernel is given; ``modified`` where a user's function changes scores."""
+    if const_expr(modified):
+        if const_expr(softcap is not None):
+            return ScoreScalars(Float32(LOG2_E), None, softmax_scale / softcap * (2.0 * LOG2_E), Float32(softcap) * 2.0, aux)
+        return ScoreScalars(Float32(LOG2_E), None, None, Float32(softmax_scale), aux)
     if const_expr(softcap is not None):
-        return ScoreScalars(Float32(softcap) * (2.0 * LOG2_E), None, softmax_scale / softcap * (2.0 * LOG2_E))
+        return ScoreScalars(Float32(softcap) * (2.0 * LOG2_E), None, softmax_scale / softcap * (2.0 * LOG2_E), None, aux)
     negative = softmax_scale < 0.0
     scale_log2 = max((-softmax_scale if negative else softmax_scale) * LOG2_E, Float32(SMALLEST_SCALE))
-    return ScoreScalars(scale_log2, Int32(-0x7FFF8000) if negative else Int32(0), None)
+    return ScoreScalars(scale_log2, Int32(-0x7FFF8000) if negative else Int32(0), None, None, aux)
 
 
 def capped(product: Float32, gain: Float32) -> Float32:

@@ -55,18 +55,34 @@ def instruction(dtype: Any, m: int, n: int, b_along_rows: bool) -> int:
 NEGATE_A = 1 << 13
 """Bit of an instruction descriptor: the product with -A."""
 
+
+@cute.jit
+def fence_before_sync() -> None:
+    """Before a thread hands on what it did in tensor memory (PTX ISA, section "tcgen05.fence")."""
+    cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+
+
+@cute.jit
+def fence_after_sync() -> None:
+    """After a thread waited for what others did in tensor memory."""
+    cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+
+
 _MULTIPLY = (
-    "{{ .reg .pred keep; setp.ne.b32 keep, {{$r4}}, 0; tcgen05.mma.cta_group::1.kind::f16 [{{$r0}}], {a}, {{$r2}}, {{$r3}}, keep; }}"
+    "{{ .reg .pred keep; setp.ne.b32 keep, {{$r4}}, 0; tcgen05.mma.cta_group::{ctas}.kind::f16 [{{$r0}}], {a}, {{$r2}}, {{$r3}}, keep; }}"
 )
 
 
 @cute.jit
-def multiply_ss(d: Int32, a: Int64, b: Int64, instruction: Int32, accumulate: Int32) -> None:
-    """D (+)= A B^T: D in tensor memory, A and B in shared memory; for one elected thread."""
-    cute.arch.inline_ptx(_MULTIPLY.format(a="{$r1}"), read_only_args=[d, a, b, instruction, accumulate])
+def multiply_ss(d: Int32, a: Int64, b: Int64, instruction: Int32, accumulate: Int32, ctas: cutlass.Constexpr[int] = 1) -> None:
+    """D (+)= A B^T: D in tensor memory, A and B in shared memory; for one elected thread.
+
+    With 2 ``ctas``, for a thread of the even one, each CTA of the pair has half the rows of A, B and D, at the same offsets.
+    """
+    cute.arch.inline_ptx(_MULTIPLY.format(a="{$r1}", ctas=ctas), read_only_args=[d, a, b, instruction, accumulate])
 
 
 @cute.jit
-def multiply_ts(d: Int32, a: Int32, b: Int64, instruction: Int32, accumulate: Int32) -> None:
+def multiply_ts(d: Int32, a: Int32, b: Int64, instruction: Int32, accumulate: Int32, ctas: cutlass.Constexpr[int] = 1) -> None:
     """D (+)= A B^T with A in tensor memory."""
-    cute.arch.inline_ptx(_MULTIPLY.format(a="[{$r1}]"), read_only_args=[d, a, b, instruction, accumulate])
+    cute.arch.inline_ptx(_MULTIPLY.format(a="[{$r1}]", ctas=ctas), read_only_args=[d, a, b, instruction, accumulate])

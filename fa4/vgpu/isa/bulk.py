@@ -76,11 +76,13 @@ def targets(g: Any, to: int, signal: int, mask: int | None, group: int) -> list[
     return [(ctas[rank], offset, ctas[rank & ~1 | teller & 1] if group == 2 else ctas[rank]) for rank in chosen]
 
 
-def global_bytes(memory: GlobalMemory, address: int, size: int) -> Array:
-    """Bytes of global memory, as a view."""
+def global_bytes(memory: GlobalMemory, address: int, size: int, write: bool = False) -> Array:
+    """Bytes of global memory, as a view, to be read or written."""
     buffer = memory.find(address, size)
     if buffer is None:
         raise memory.outside(np.array([address], np.uint64), size, None)
+    if memory.sharing is not None:
+        memory.sharing.box(buffer, address, (size,), (1,), write)
     view: Array = buffer.data[address - buffer.address :][:size]
     return view
 
@@ -121,12 +123,12 @@ def store(g: Any, op: Op, to: Array, source: Array, size: Array, how: tuple[str,
             begin = at(check_own(g, np.array([begin], np.uint32), None), 0) & (1 << RANK_SHIFT) - 1
             g.cta.shared.check_written(begin, count)
             buffer = g.memory.find(target, count)
-            global_bytes(g.memory, target, count)
+            global_bytes(g.memory, target, count, write=True)
             if not buffer.writable:
                 raise FaultError(OutOfBoundsError, f"a write to buffer {buffer.name!r}, which is read-only")
         except FaultError as fault:
             raise blame(fault, g, lane) from None
-        put = partial(_put, partial(global_bytes, g.memory, target, count), how)
+        put = partial(_put, partial(global_bytes, g.memory, target, count, write=True), how)
         try:
             g.cta.unit(BulkGroups).start(Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane), (begin, count)))
         except FaultError as fault:
@@ -261,7 +263,6 @@ def commit_group(g: Any, mask: Array | None) -> None:
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
         groups.commit(32 * g.first + lane)
-    g.event("cp.async.bulk.commit_group", mask, {})
 
 
 def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
@@ -269,7 +270,6 @@ def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
         groups.wait(32 * g.first + lane, keep, read, g.site)
-    g.event("cp.async.bulk.wait_group", mask, {"keep": keep, "read": read})
 
 
 @ending(

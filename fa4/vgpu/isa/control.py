@@ -69,7 +69,6 @@ def _fence(e: Emitter, op: Op, mods: Mods) -> None:
         if not kind:
             raise mods.unsupported()
         space = mods.take("global", "shared::cta", "shared::cluster")
-        e.line(f"g.event('fence.proxy.{kind}', {e.masked}, {{}})")
         if kind.startswith("async") and space != "global":
             e.line(f"g.fence('proxy', {e.masked})")
     if mods.take("mbarrier_init"):

@@ -238,7 +238,6 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
                     g.cta.hazards.waited(mbarrier, g.cta, g.first + i, g.site)
             return
     values = spread(value, g.n)
-    impatient = g.cta.launch.impatient
     for i in range(g.warps):
         here = slice(32 * i, 32 * i + 32)
         lanes = _LANES if mask is None else np.flatnonzero(mask[here])
@@ -259,11 +258,8 @@ def wait_for_phase(g: Any, target: Register, address: Array, value: Array, how: 
                 parts.append(part)
         if not ready and not blocking:
             g.cta.warps[g.first + i].spins += 1
-        if blocking and not ready and not (impatient is not None and impatient.random() < _IMPATIENCE):
+        if blocking and not ready and not g.cta.launch.scheduler.gives_up(g.cta.cluster.schedule):
             _park(g, i, parts)
-
-
-_IMPATIENCE = 1 / 8
 
 
 class _Part:

@@ -18,9 +18,9 @@ from fa4.vgpu.lexer import integer
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.numerics import minmax
 from fa4.vgpu.program import Address, Immediate, Op, Operand, Tuple
-from fa4.vgpu.tensor_hazards import PIPE
 from fa4.vgpu.tensor_memory import Access, TensorMemory
 from fa4.vgpu.tensor_multiply import Multiply, decode_instruction, issue
+from fa4.vgpu.tensor_order import PIPE
 from fa4.vgpu.warpgroup import per_warp
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def deallocate(g: Any, group: int, address: Array, count: Array, mask: Array | N
         if warps is None or warps[i]:
             g.cta.unit(TensorMemory).release(int(addresses[i]), int(counts[i]), group)
             if g.cta.hazards is not None:
-                g.cta.hazards.tensor_freed(g.cta, g.first + i, (int(addresses[i]), int(counts[i])), g.site)
+                g.cta.hazards.tensor.deallocated(g.cta, g.first + i, (int(addresses[i]), int(counts[i])), g.site)
 
 
 @instruction("tcgen05.dealloc", section="9.7.16.7.1", forms="cta_group::1 cta_group::2")
@@ -194,12 +194,13 @@ def _wait(e: Emitter, op: Op, mods: Mods) -> None:
     _aligned(mods)
     e.line(f"{e.helper(whole_warps)}(g, {e.masked})")
     if e.sites is not None:
-        e.line(f"g.cta.hazards.tensor_waited(g, {op.mods[0] == 'wait::st'}, {e.masked})")
+        e.line(f"g.cta.hazards.tensor.waited(g, {op.mods[0] == 'wait::st'}, {e.masked})")
 
 
-@instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", section="9.7.16.11.1", forms="no effect")
+@instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", section="9.7.16.11.1", forms="change no value")
 def _fence(e: Emitter, op: Op, mods: Mods) -> None:
-    pass
+    if e.sites is not None:
+        e.line(f"g.cta.hazards.tensor.fence(g, {op.mods[0] == 'fence::before_thread_sync'}, {e.masked})")
 
 
 # Multiplication
@@ -276,7 +277,7 @@ def _ranks(bits: int, count: int) -> list[int]:
 
 def _arrive(ctas: Any, ranks: list[int], offset: int, who: Issuer) -> None:
     hazards = who.cta.hazards
-    clock = None if hazards is None else hazards.clocks.release(hazards.stream(who.cta, PIPE))
+    clock = None if hazards is None else hazards.tensor.committed(who.cta)
     for rank in ranks:
         mbarrier = ctas[rank].mbarriers.at(offset)
         if hazards is not None and clock is not None:

@@ -74,6 +74,12 @@ def gangs(g: Any, mask: Array | None) -> list[Any]:
     return found
 
 
+def fence_multiplies(g: Any, mask: Array | None) -> None:
+    """wgmma.fence."""
+    for gang in gangs(g, mask):
+        g.cta.unit(Multiplications).fence(gang)
+
+
 def commit_multiplies(g: Any, mask: Array | None) -> None:
     """wgmma.commit_group."""
     for gang in gangs(g, mask):
@@ -98,7 +104,7 @@ def _wgmma(e: Emitter, op: Op, mods: Mods) -> None:
     if not what or not mods.take("sync") or not mods.take("aligned"):
         raise mods.unsupported()
     if what == "fence":
-        e.line(f"{e.helper(whole_warps)}(g, {e.masked})")
+        e.line(f"{e.helper(fence_multiplies)}(g, {e.masked})")
     elif what == "commit_group":
         e.line(f"{e.helper(commit_multiplies)}(g, {e.masked})")
     elif what == "wait_group":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from golden import assert_recorded
 from ptx_loops import loops
 
 from fa4.arch import get_arch
-from fa4.config import blackwell_columns, blackwell_forward_shared_memory, padded_head_dim, swizzle_columns
+from fa4.config import BlackwellForwardConfig, blackwell_columns, blackwell_forward_shared_memory, padded_head_dim, swizzle_columns
+from fa4.errors import UnsupportedError
 from fa4.inspection.ptx import opcodes
 from fa4.kernels.blackwell.forward.kernel import BlackwellForward
 from fa4.problem import AttentionProblem
-from fa4.tuning import blackwell_forward_config
+from fa4.tuning import LONG, Queries, blackwell_forward_config, with_stages
 
 pytestmark = pytest.mark.compile
 
@@ -27,18 +29,29 @@ def problem(head_dim, mask="full", dtype="bfloat16", head_dim_v=None, softcap=Fa
     return AttentionProblem("forward", dtype, head_dim, head_dim_v or head_dim, softcap=softcap, **MASKS[mask])
 
 
-# Those that tests/runtime runs by default, so that they are compiled once.
+def case(task, arch="sm_100a", queries=LONG, **fields):
+    """A task with its configuration: as tuned, or with other fields and as many stages as fit."""
+    config = blackwell_forward_config(task, get_arch(arch), queries)
+    if fields:
+        config = with_stages(replace(config, **fields), task.head_dim, task.head_dim_v)
+    return task, arch, config
+
+
+# Those that other tests run by default, so that they are compiled once.
 DEFAULT = [
-    (problem(64, "causal"), "sm_100a"),
-    (problem(64, "window"), "sm_100a"),
-    (problem(64, "full", "float16"), "sm_100a"),
-    (problem(64, "full", "float16", softcap=True), "sm_100a"),
-    (problem(40, "causal"), "sm_100a"),
-    (problem(128, "causal"), "sm_100a"),
-    (problem(192, "causal", head_dim_v=128), "sm_100a"),
+    case(problem(64, "causal")),
+    case(problem(64, "causal"), queries=Queries(1)),
+    case(problem(64, "causal"), cta_pair=True),
+    case(problem(64, "causal"), queries=Queries(1, 4)),
+    case(problem(64, "window")),
+    case(problem(64, "full", "float16")),
+    case(problem(64, "full", "float16", softcap=True)),
+    case(problem(40, "causal")),
+    case(problem(128, "causal")),
+    case(problem(192, "causal", head_dim_v=128)),
 ]
 FULL = [
-    (problem(d, mask, dtype, head_dim_v=dv, softcap=softcap), "sm_100a")
+    case(problem(d, mask, dtype, head_dim_v=dv, softcap=softcap))
     for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128))
     for mask, dtype, softcap in (
         ("full", "bfloat16", False),
@@ -48,9 +61,12 @@ FULL = [
         ("window", "bfloat16", True),
     )
 ]
-FULL += [(problem(128, "causal"), "sm_103a")]
-CASES = [pytest.param(*case) for case in DEFAULT]
-CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
+FULL += [case(problem(128, "causal"), "sm_103a")]
+FULL += [case(problem(d, mask, head_dim_v=dv), cta_pair=True) for d, dv in ((96, 96), (128, 128)) for mask in MASKS]
+FULL += [case(problem(192, mask, head_dim_v=128), cta_pair=True) for mask in ("causal", "window")]
+FULL += [case(problem(d, mask, head_dim_v=dv), queries=Queries(1, 8)) for d, dv in ((128, 128), (192, 128)) for mask in MASKS]
+CASES = [pytest.param(*each) for each in DEFAULT]
+CASES += [pytest.param(*each, marks=pytest.mark.slow) for each in FULL if each not in DEFAULT]
 
 # What is counted, by how its opcodes begin.
 KINDS = {
@@ -75,6 +91,8 @@ KINDS = {
 def identifier(value):
     if isinstance(value, str):
         return value
+    if isinstance(value, BlackwellForwardConfig):
+        return f"q{value.q_tiles}" + "pair" * value.cta_pair + f"h{value.pack_heads}"
     name = BlackwellForward(value, blackwell_forward_config(value, get_arch("sm_100a"))).name
     return name.removeprefix("fa4_blackwell_forward_").rpartition("_")[0]
 
@@ -113,43 +131,52 @@ def facts(compiled):
     return {"resources": compiled.resources, "tmem": tmem_columns(compiled.ptx), **by_role}
 
 
-@pytest.mark.parametrize(("task", "arch"), CASES, ids=identifier)
+@pytest.mark.parametrize(("task", "arch", "config"), CASES, ids=identifier)
 class TestCompiled:
-    def test_facts_are_the_recorded_ones(self, compile_ptx, task, arch):
-        compiled = compile_ptx(task, arch)
+    def test_facts_are_the_recorded_ones(self, compile_ptx, task, arch, config):
+        compiled = compile_ptx(task, arch, config)
         assert_recorded(GOLDEN, compiled, arch, facts(compiled))
 
-    def test_loops(self, compile_ptx, task, arch):
-        """One for each role, but for the softmax: with and without a mask. Query tiles share them."""
-        found = trips(compile_ptx(task, arch).ptx)
+    def test_loops(self, compile_ptx, task, arch, config):
+        """One for each role, but for the softmax: with and without a mask. Query tiles share them but with a left bound."""
+        found = trips(compile_ptx(task, arch, config).ptx)
         assert {name: len(loops) for name, loops in found.items() if name != "softmax"} == {"load": 1, "mma": 1, "correction": 1}
         each = 3 if task.window[0] else 2
-        assert len(found["softmax"]) == each
+        assert len(found["softmax"]) == each * (config.q_tiles if task.window[0] else 1)
 
-    def test_products_and_copies_per_trip(self, compile_ptx, task, arch):
-        config = blackwell_forward_config(task, get_arch(arch))
-        found = trips(compile_ptx(task, arch).ptx)
+    def test_products_and_copies_per_trip(self, compile_ptx, task, arch, config):
+        found = trips(compile_ptx(task, arch, config).ptx)
         (mma,), (load,) = found["mma"], found["load"]
         assert mma["mma"] == config.q_tiles * (padded_head_dim(task.head_dim) + config.tile_n) // 16
         # K and V: one box each, or one for each block of columns where the last of them is not full.
-        widths = [(d, padded_head_dim(d), swizzle_columns(padded_head_dim(d))) for d in (task.head_dim, task.head_dim_v)]
-        assert load["tma load"] == sum(padded // width if d % width else 1 for d, padded, width in widths)
+        columns = (task.head_dim, padded_head_dim(task.head_dim)), (task.head_dim_v, padded_head_dim(task.head_dim_v) // config.cluster)
+        widths = [(d, tile, swizzle_columns(tile)) for d, tile in columns]
+        assert load["tma load"] == sum(tile // width if d % width else 1 for d, tile, width in widths)
 
-    def test_nothing_spills(self, compile_ptx, task, arch):
-        compiled = compile_ptx(task, arch)
+    def test_share_of_exponentials(self, compile_ptx, task, arch, config):
+        """Those that are not emulated, the factor's, and with softcap one for each score."""
+        expected = config.tile_n * (1 - config.exp2.share) + 1 + config.tile_n * task.softcap
+        assert {loop["ex2"] for loop in trips(compile_ptx(task, arch, config).ptx)["softmax"]} == {expected}
+
+    def test_nothing_spills(self, compile_ptx, task, arch, config):
+        compiled = compile_ptx(task, arch, config)
         assert compiled.resources[1:4] == [0, 0, 0]
         assert ".local" not in compiled.ptx
 
-    def test_memory_is_the_budget(self, compile_ptx, task, arch):
-        config = blackwell_forward_config(task, get_arch(arch))
-        compiled = compile_ptx(task, arch)
+    def test_memory_is_the_budget(self, compile_ptx, task, arch, config):
+        compiled = compile_ptx(task, arch, config)
         assert compiled.shared == blackwell_forward_shared_memory(config, task.head_dim, task.head_dim_v).size
         assert blackwell_columns(config, task.head_dim_v).end <= tmem_columns(compiled.ptx) == 512
 
-    def test_name(self, compile_ptx, task, arch):
-        name = compile_ptx(task, arch).name
-        assert name == BlackwellForward(task, blackwell_forward_config(task, get_arch(arch))).name + "_0"
+    def test_name(self, compile_ptx, task, arch, config):
+        name = compile_ptx(task, arch, config).name
+        assert name == BlackwellForward(task, config).name + "_0"
         assert "cutlass" not in name
+
+
+def test_kernels_that_do_not_fit_are_refused():
+    with pytest.raises(UnsupportedError, match="a multiple of 32"):
+        BlackwellForward(problem(40), BlackwellForwardConfig(3, cta_pair=True))
 
 
 def test_default_run_is_small():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,11 +16,12 @@ from fa4.config import (
     blackwell_columns,
     blackwell_forward_refusal,
     blackwell_forward_shared_memory,
+    check_blackwell_forward,
     padded_head_dim,
 )
 from fa4.errors import ArgumentError, UnsupportedError
 from fa4.problem import AttentionProblem
-from fa4.tuning import blackwell_forward_config
+from fa4.tuning import LONG, Queries, blackwell_forward_config, with_stages
 
 HEAD_DIMS = range(8, 257, 8)
 ARCHS = [get_arch("sm_100a"), get_arch("sm_103a")]
@@ -50,7 +52,7 @@ def test_what_decides(d, data):
     found = blackwell_forward_config(problem, ARCHS[0])
     masked = causal or any(window)
     assert found == blackwell_forward_config(AttentionProblem("forward", "float16", d, d, causal=masked), ARCHS[0])
-    plain = blackwell_forward_config(AttentionProblem("forward", "float16", d, d), ARCHS[0])
+    plain = blackwell_forward_config(AttentionProblem("forward", "float16", d, d), ARCHS[0])  # below D 128 without pairs
     assert (found.stages, found.q_tiles, found.tile_n, found.o_over_q) == (plain.stages, plain.q_tiles, plain.tile_n, plain.o_over_q)
     assert found.order == ("lpt" if masked else "persistent")
 
@@ -77,6 +79,60 @@ def test_budget_shows_its_arithmetic():
     need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=3), 72, 40)
     assert need.size == 3072 + 2 * (256 * 80 + 3 * 128 * 80 + 256 * 48)
     assert need.arithmetic == "3072 + (Q 256 x 80 + 3 stages x 128 x 80 + O 256 x 48) x 2 = 130048 bytes"
+
+
+def test_each_cta_of_a_pair_has_half_of_a_tile():
+    need = blackwell_forward_shared_memory(BlackwellForwardConfig(stages=6, cta_pair=True), 128, 128)
+    assert need.arithmetic == "3072 + (Q 256 x 128 + 6 stages x 64 x 128 + O 256 x 128) x 2 = 232448 bytes"
+    assert need.size == blackwell_forward_shared_memory(BlackwellForwardConfig(stages=3), 128, 128).size
+
+
+@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("q_tiles", [1, 2])
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (224, 128)], ids=str)
+def test_no_stage_more_fits(dims, q_tiles, pair):
+    config = with_stages(BlackwellForwardConfig(2, q_tiles=q_tiles, cta_pair=pair), *dims)
+    check_blackwell_forward(config, *dims)
+    assert config.stages >= (3 if pair or q_tiles == 1 else 2)
+    if config.stages < 6:
+        with pytest.raises(UnsupportedError, match="use fewer stages"):
+            check_blackwell_forward(replace(config, stages=config.stages + 1), *dims)
+
+
+def test_pairs_are_for_wide_heads_and_long_queries_without_a_mask():
+    def pair(*dims, queries=LONG, **mask):
+        return blackwell_forward_config(AttentionProblem("forward", "bfloat16", *dims, **mask), ARCHS[0], queries).cta_pair
+
+    assert pair(192, 128)
+    assert not pair(192, 128, causal=True)
+    assert not pair(192, 128, window=(True, False))
+    assert not pair(128, 128)
+    assert not pair(192, 80)
+    assert not pair(192, 128, queries=Queries(2))
+    assert not pair(192, 128, queries=Queries(3, 8))
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: arch.name)
+@pytest.mark.parametrize("queries", [Queries(1), Queries(2), Queries(1, 8), Queries(3, 128)], ids=str)
+def test_configurations_of_short_queries_fit(arch, queries):
+    for d, dv in itertools.product(range(8, 225, 8), range(8, 129, 8)):
+        config = blackwell_forward_config(AttentionProblem("forward", "bfloat16", d, dv), arch, queries)
+        check_blackwell_forward(config, d, dv)
+        assert (config.q_tiles, config.pack_heads) == (min(queries.tiles, 2), queries.pack_heads)
+
+
+@pytest.mark.parametrize(
+    ("config", "dims", "reason"),
+    [
+        (BlackwellForwardConfig(3, cta_pair=True), (64, 40), "takes 48 columns, and a pair's product has a multiple of 32"),
+        (BlackwellForwardConfig(3), (64, 136), "tensor memory"),
+        (BlackwellForwardConfig(7, cta_pair=True), (128, 128), "of shared memory, of 232448"),
+    ],
+    ids=["columns", "tensor memory", "shared memory"],
+)
+def test_what_does_not_fit_is_refused(config, dims, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        check_blackwell_forward(config, *dims)
 
 
 @pytest.mark.parametrize("dims", [(192, 128), (64, 128), (128, 128)], ids=str)
@@ -112,6 +168,9 @@ def test_refusals_show_their_arithmetic(dims, reason):
         ({"registers": (192, 80, 16)}, "registers", "each a multiple of 8 from 24 to 256"),
         ({"rescale_threshold": -1.0}, "rescale_threshold", "use 0 to 8"),
         ({"rescale_threshold": 8.5}, "rescale_threshold", "P must stay small in 16 bits"),
+        ({"cta_pair": True, "ctas": 147}, "ctas", "use a multiple of 2"),
+        ({"pack_heads": 3}, "pack_heads", "whole positions fill a tile of 128 rows"),
+        ({"pack_heads": 256}, "pack_heads", "use one of"),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from fa4.arch import get_arch
 from fa4.config import WARP, BlackwellForwardConfig, blackwell_columns, blackwell_forward_shared_memory
 from fa4.kernels.blackwell.forward.kernel import BlackwellForward
 from fa4.kernels.blackwell.forward.pipelines import GRAPH
-from fa4.tuning import blackwell_forward_config
+from fa4.tuning import Queries, blackwell_forward_config, with_stages
 
 PAGE = (Path(__file__).parents[3] / "docs" / "kernels" / "blackwell-forward.md").read_text(encoding="utf-8")
 ARCH = get_arch("sm_100a")
@@ -36,14 +36,21 @@ def test_barriers():
 
 
 def test_memory():
-    table = rows(r"D, Dv \| stages")
-    assert len(table) == 5
-    for dims, *cells in table:
+    table = rows(r"D, Dv \| CTAs")
+    assert len(table) == 13
+    for dims, ctas, q_tiles, stages, o_over_q, *cells in table:
         d, dv = head_dims(dims)
-        config = blackwell_forward_config(problem(d, head_dim_v=dv), ARCH)
+        config = with_stages(BlackwellForwardConfig(2, q_tiles=int(q_tiles), cta_pair=ctas == "2"), d, dv)
+        assert (stages, o_over_q) == (str(config.stages), "yes" if config.o_over_q else "no")
         size = blackwell_forward_shared_memory(config, d, dv).size
-        assert list(map(int, cells)) == [config.stages, size, blackwell_columns(config, dv).end]
+        assert list(map(int, cells)) == [size, blackwell_columns(config, dv).end]
     assert blackwell_forward_shared_memory(BlackwellForwardConfig(stages=3), 128, 128).arithmetic in PAGE
+
+
+def test_packing():
+    """The longest queries of 8 and of 4 heads that are packed."""
+    found = [max(n for n in range(1, 300) if Queries.of(n, group).pack_heads > 1) for group in (8, 4)]
+    assert "with 8 heads up to\n  {} positions, with 4 up to {}".format(*found) in PAGE
 
 
 def test_registers():

@@ -26,21 +26,23 @@ def store_lse(mLSE: cute.Tensor, lse: cute.Tensor, tiled_mma: cute.TiledMma, til
 
 @cute.jit
 def store_output(
-    mO: cute.Tensor, acc_O: cute.Tensor, sO: cute.Tensor, tiled_mma: cute.TiledMma, query_tile: Int32, threads: cutlass.Constexpr[int]
+    mO: cute.Tensor, acc_O: cute.Tensor, sO: cute.Tensor, tiled_mma: cute.TiledMma, query_tile: Int32, columns_Q: cutlass.Constexpr[int]
 ) -> None:
     """Round acc_O to 16 bits and write the rows of ``mO`` (Sq, Dv) that exist, through ``sO`` (tile_m, padded Dv).
 
-    ``sO`` lies over Q, K and V: all warps must be done with them, hence a barrier before as well as after.
+    ``sO`` lies over Q, with ``columns_Q`` columns, and where they differ over K and V: then all warps must be done with those. Where they
+    are equal a warp overwrites only rows that it alone has read, and needs no barrier before.
     """
     tidx = thread_index()
     rows, columns, head_dim = cute.size(sO, mode=[0]), cute.size(sO, mode=[1]), mO.shape[1]
     rO = cute.make_rmem_tensor_like(acc_O, mO.element_type)
     rO.store(acc_O.load().to(mO.element_type))
-    cute.arch.sync_threads()
+    if const_expr(columns != columns_Q):
+        cute.arch.sync_threads()
     cute.autovec_copy(rO, tiled_mma.get_slice(tidx).partition_C(sO))
     cute.arch.sync_threads()
 
-    down, along = copy_threads(rows, head_dim, threads)
+    down, along = copy_threads(rows, head_dim, cute.size(tiled_mma))
     atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), mO.element_type, num_bits_per_copy=128)
     copy = cute.make_tiled_copy_tv(atom, cute.make_layout((down, along), stride=(along, 1)), cute.make_layout((1, CHUNK)))
     thread = copy.get_slice(tidx)

@@ -17,6 +17,7 @@ from fa4.kernels.ampere.forward.mma import operands
 from fa4.kernels.common import online_softmax
 from fa4.kernels.common.host import DTYPES, Limits, call_limits, forward_arguments, kernel_name
 from fa4.kernels.common.mask import Band
+from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
@@ -65,6 +66,7 @@ class AmpereForward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
+        *aux: cute.Tensor,
     ) -> None:
         """Launch on ``stream``; nothing is launched where there is no query.
 
@@ -79,6 +81,7 @@ class AmpereForward:
             window_left: None where ``problem.window[0]`` is not set; any 32-bit number.
             window_right: None where ``problem.window[1]`` is not set; any 32-bit number. ``problem.causal`` stands for 0, and cuts it to 0.
             stream: CUDA stream.
+            aux: tensors of ``problem.score_mod``, then of ``problem.mask_mod``, the last stride 1.
 
         ``Sq + Sk`` must be below 2**31 - tile, and so must be the number of blocks, ``ceil(Sq / tile_m) * Hq * B``.
         """
@@ -92,7 +95,8 @@ class AmpereForward:
             )
             limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
             AmpereForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            self.kernel(mQ, mK, mV, mO, mLSE, score_scalars(softmax_scale, softcap), limits, divisors).launch(
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None, aux)
+            self.kernel(mQ, mK, mV, mO, mLSE, scalars, limits, divisors).launch(
                 grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream
             )
 
@@ -129,13 +133,14 @@ class AmpereForward:
             load_K = TileLoad.of(mK[batch, None, head_kv, None], sK, config.threads, tidx)
             load_V = TileLoad.of(mV[batch, None, head_kv, None], sV, config.threads, tidx)
             Q, K, V = operands(sQ, sK, sV, (problem.head_dim, problem.head_dim_v), tidx)
-            loop = Mainloop(load_K, load_V, Q, K, V, mma, acc_O, row_max, row_sum, band, scalars, config)
+            user = modifiers(problem, scalars, (mQ.shape[1], mK.shape[1]))
+            loop = Mainloop(load_K, load_V, Q, K, V, mma, acc_O, row_max, row_sum, band, scalars, config, user, (batch, head))
             loop.run(load_Q, query_tile, tiles)
         online_softmax.finish(acc_O, row_max, row_sum)
         # Computed again, so that no register holds them through the loop.
         query_tile, head, batch = self._locate(mQ.shape[1], limits, divisors)
         store_lse(mLSE[batch, head, None], row_max, mma, config.tile_m, query_tile * config.tile_m)
-        store_output(mO[batch, None, head, None], acc_O, sO, mma, query_tile, config.threads)
+        store_output(mO[batch, None, head, None], acc_O, sO, mma, query_tile, padded_head_dim(problem.head_dim))
 
     @cute.jit
     def _locate(self, seqlen_q: Int32, limits: Limits, divisors: Divisors) -> tuple[Int32, Int32, Int32]:

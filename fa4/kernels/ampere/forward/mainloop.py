@@ -34,6 +34,7 @@ from fa4.kernels.ampere.forward.load import TileLoad, wait_for
 from fa4.kernels.ampere.forward.mma import Operand, scores, values
 from fa4.kernels.common import online_softmax
 from fa4.kernels.common.mask import Band, KeyTiles
+from fa4.kernels.common.modifier import Modifiers
 from fa4.kernels.common.opaque import opaque, opaque64
 from fa4.kernels.common.score import ScoreScalars, cap
 
@@ -48,7 +49,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True)
 class Mainloop:
-    """What a query tile needs to visit its key tiles."""
+    """What a query tile needs to visit its key tiles; ``at`` is (batch, head)."""
 
     load_K: TileLoad
     load_V: TileLoad
@@ -62,6 +63,8 @@ class Mainloop:
     band: Band
     scalars: ScoreScalars
     config: AmpereForwardConfig
+    modifiers: Modifiers
+    at: tuple[Int32, Int32]
 
     @cute.jit
     def run(self, load_Q: TileLoad, query_tile: Int32, tiles: KeyTiles) -> None:
@@ -126,9 +129,13 @@ class Mainloop:
             slot = slot + 1 if slot + 1 < self.config.stages else Int32(0)
         if const_expr(self.scalars.gain is not None):
             cap(acc_S, self.scalars.gain)
+        tile, first_key = (self.config.tile_m, self.config.tile_n), key_tile * self.config.tile_n
+        if const_expr(self.modifiers.present):
+            self.modifiers.apply_tile(acc_S, self.tiled_mma, tile, self.at, (first_row, first_key), masked)
         if const_expr(masked):
-            self.band.hide(acc_S, (self.config.tile_m, self.config.tile_n), self.tiled_mma, first_row, key_tile * self.config.tile_n)
-        online_softmax.update(acc_S, self.acc_O, self.row_max, self.row_sum, self.scalars.scale_log2, masked)
+            self.band.hide(acc_S, tile, self.tiled_mma, first_row, first_key)
+        may_hide = masked or self.modifiers.present
+        online_softmax.update(acc_S, self.acc_O, self.row_max, self.row_sum, self.scalars.scale_log2, may_hide)
         values(self.acc_O, self.tiled_mma, acc_S, self.V, at_V)
         return Cursor(slot, opaque64(cursor.next_K - self.load_K.tile), opaque64(cursor.next_V - self.load_V.tile))
 

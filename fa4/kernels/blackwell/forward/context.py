@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Boolean, Int32, const_expr
 
-from fa4.config import TMEM_LANES, BlackwellForwardConfig
+from fa4.config import BlackwellForwardConfig
 from fa4.kernels.blackwell.forward.pipelines import Barriers
 from fa4.kernels.blackwell.forward.storage import Shared
 from fa4.kernels.common.host import Limits
 from fa4.kernels.common.mask import Band, KeyTiles
+from fa4.kernels.common.modifier import Modifiers
 from fa4.kernels.common.score import ScoreScalars
 from fa4.schedule.device import TileOrder, tile_at
 
@@ -40,10 +41,14 @@ def following(slot: Slot, stages: cutlass.Constexpr[int], after_K: cutlass.Const
 
 @dataclass(frozen=True)
 class Work:
-    """Number ``index``: query tiles of one (head, batch), from ``first_row`` on, and the key tiles that they visit, last one first."""
+    """Number ``index``: query tiles of one (head, batch), from position ``first`` on, and the key tiles that they visit, last one first.
+
+    Where heads are packed, ``head`` is the key head that they share.
+    The CTAs of a pair have query tiles of their own and visit the same key tiles.
+    """
 
     index: Int32
-    first_row: Int32
+    first: Int32
     head: Int32
     batch: Int32
     band: Band
@@ -53,6 +58,14 @@ class Work:
     def count(self) -> Int32:
         """Key tiles."""
         return self.tiles.end - self.tiles.begin
+
+
+class Query(NamedTuple):
+    """What a row of a tile stands for, if for anything."""
+
+    position: Int32
+    head: Int32
+    exists: Boolean
 
 
 class Tiles(NamedTuple):
@@ -65,16 +78,18 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a role needs. ``tmem`` is the address of the first column."""
+    """Everything a role needs. ``tmem`` is the address of the first column, ``rank`` that of the CTA in its cluster."""
 
     config: BlackwellForwardConfig
     head_dims: tuple[int, int]
     dtype: Any
     shared: Shared
     tmem: Int32
+    rank: Int32
     tiles: Tiles
     seqlens: tuple[Int32, Int32]
     scalars: ScoreScalars
+    modifiers: Modifiers
 
     @property
     def barriers(self) -> Barriers:
@@ -84,19 +99,46 @@ class Context:
     @cute.jit
     def work(self, index: Int32) -> Work:
         """The tile of a number; where the right side is bounded the longest tiles come first."""
-        rows = self.config.q_tiles * TMEM_LANES
+        rows = self.config.q_tiles * self.config.positions
         falling = self.config.order == "lpt" and self.tiles.limits.right is not None
         query_tile, head, batch = tile_at(index, self.tiles.order, falling)
         band = Band(*self.seqlens, self.tiles.limits.left, self.tiles.limits.right)
-        first_row = query_tile * rows
-        return Work(index, first_row, head, batch, band, band.key_tiles(first_row, rows, self.config.tile_n))
+        together = self.config.cluster * rows
+        first = query_tile * together + self.rank * rows
+        tiles = band.key_tiles(query_tile * together, together, self.config.tile_n)
+        if const_expr(self.config.cta_pair):
+            tiles = band.full_for(tiles, first, rows, self.config.tile_n)
+        return Work(index, first, head, batch, band, tiles)
+
+    @cute.jit
+    def query(self, work: Work, row: Int32) -> Query:
+        """The query of a row of this CTA."""
+        position, head, exists = work.first + row, work.head, Boolean(True)
+        if const_expr(self.config.pack_heads > 1):
+            group, member = self.tiles.group.divisor, row % self.config.pack_heads
+            position, head = work.first + row // self.config.pack_heads, work.head * group + member
+            exists = Boolean(member < group)
+        return Query(position, head, exists & Boolean(position < self.seqlens[0]))
+
+    @cute.jit
+    def key_head(self, work: Work) -> Int32:
+        """The key head that the query tiles use."""
+        return work.head if const_expr(self.config.pack_heads > 1) else work.head // self.tiles.group
+
+    @cute.jit
+    def query_tile(self, work: Work, stage: cutlass.Constexpr[int]) -> Any:
+        """Coordinate of a tile of Q or O among the tiles of rows."""
+        tile = work.first // self.config.positions + stage
+        return (0, tile) if const_expr(self.config.pack_heads > 1) else tile
 
 
 @cute.jit
-def each_tile(c: Context, visit: cutlass.Constexpr[Callable[..., Any]], state: Any, *more: Any) -> None:
-    """``state = visit(c, work, state, *more)`` for the tiles of this CTA: one, or every so many-th in the persistent order."""
+def each_tile(c: Context, visit: cutlass.Constexpr[Callable[..., Any]], state: Any, *more: Any) -> Any:
+    """``state = visit(c, work, state, *more)`` for the tiles of this cluster: one, or every so many-th in the persistent order."""
+    first, step = cute.arch.block_idx()[0] // c.config.cluster, cute.arch.grid_dim()[0] // c.config.cluster
     if const_expr(c.config.order == "persistent"):
-        for index in cutlass.range(cute.arch.block_idx()[0], c.tiles.order.tiles, cute.arch.grid_dim()[0], unroll=1):
+        for index in cutlass.range(first, c.tiles.order.tiles, step, unroll=1):
             state = visit(c, c.work(index), state, *more)
     else:
-        visit(c, c.work(cute.arch.block_idx()[0]), state, *more)
+        state = visit(c, c.work(first), state, *more)
+    return state

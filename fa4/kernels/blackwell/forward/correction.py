@@ -11,7 +11,8 @@ from fa4.config import TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.pipelines import take_factor
 from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
-from fa4.kernels.common.opaque import opaque, thread_index
+from fa4.kernels.blackwell.forward.storage import tile_shapes
+from fa4.kernels.common.opaque import thread_index
 
 RESCALED, FINISHED = 64, 32
 """Columns of O in registers at a time: what is rounded needs registers twice."""
@@ -49,7 +50,9 @@ def visit(c: Context, work: Work, used: Int32, mO: cute.Tensor, thread: Int32) -
             barriers.p_ready.arrive(stage)
     else:
         for stage in cutlass.range_constexpr(config.q_tiles):
-            clear(mO[work.batch, None, work.head, None], work.first_row + stage * TMEM_LANES + thread)
+            query = c.query(work, stage * TMEM_LANES + thread)
+            if query.exists:
+                clear(mO[work.batch, query.position, query.head, None])
     for _ in cutlass.range(count - 1, unroll=1):
         for stage in cutlass.range_constexpr(config.q_tiles):
             take_factor(stage, thread)
@@ -74,14 +77,12 @@ def visit(c: Context, work: Work, used: Int32, mO: cute.Tensor, thread: Int32) -
 
 
 @cute.jit
-def clear(mO: cute.Tensor, row: Int32) -> None:
-    """Zeros to a row of (Sq, Dv), where there is one."""
-    row = opaque(row)  # addresses are worked out here, not kept in registers
-    if row < mO.shape[0]:
-        zeros = cute.make_rmem_tensor(8, mO.element_type)
-        zeros.fill(0.0)
-        for i in cutlass.range_constexpr(mO.shape[1] // 8):
-            cute.autovec_copy(zeros, cute.local_tile(mO[row, None], (8,), (i,)))
+def clear(row: cute.Tensor) -> None:
+    """Zeros to a row of Dv."""
+    zeros = cute.make_rmem_tensor(8, row.element_type)
+    zeros.fill(0.0)
+    for i in cutlass.range_constexpr(row.shape[0] // 8):
+        cute.autovec_copy(zeros, cute.local_tile(row, (8,), (i,)))
 
 
 @cute.jit
@@ -134,14 +135,14 @@ def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
 @cute.jit
 def leave(c: Context, work: Work, used: Int32, atom: cute.CopyAtom, mO: cute.Tensor) -> Int32:
     """The tiles of one step of the launch."""
-    rows, columns, count = TMEM_LANES, padded_head_dim(c.head_dims[1]), c.config.q_tiles
-    gO = cute.local_tile(mO[None, None, work.head, work.batch], (rows, columns), (None, 0))
+    count = c.config.q_tiles
+    gO = cute.local_tile(mO[None, None, work.head, work.batch], tile_shapes(c.config, c.head_dims).O, (None, 0))
     source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(c.shared.sO, 0, 2), cute.group_modes(gO, 0, 2))
     if work.count > 0:
         with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
             for stage in cutlass.range_constexpr(count):
                 c.barriers.o_ready.wait(stage, used & 1)
-                cute.copy(atom, source[None, stage], to[None, work.first_row // rows + stage])
+                cute.copy(atom, source[None, stage], to[None, c.query_tile(work, stage)])
                 cute.arch.cp_async_bulk_commit_group()
             for stage in cutlass.range_constexpr(count):
                 cute.arch.cp_async_bulk_wait_group(count - 1 - stage, read=True)

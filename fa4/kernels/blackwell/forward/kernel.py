@@ -7,15 +7,23 @@ from typing import Any, NamedTuple
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pl
-from cutlass import Float32, Int32, Int64, const_expr, memory
-from cutlass.cute.nvgpu import cpasync
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellForwardConfig, padded_head_dim, swizzle_columns
+from fa4.config import (
+    ELEMENT_BYTES,
+    TMEM_COLUMNS,
+    WARP,
+    BlackwellForwardConfig,
+    check_blackwell_forward,
+    swizzle_columns,
+)
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
-from fa4.kernels.blackwell.forward.storage import allocate, tile_layout
+from fa4.kernels.blackwell.forward.storage import allocate, tile_layout, tile_shapes
+from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
+from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
@@ -26,22 +34,10 @@ THREADS = 512
 
 
 class Tma(NamedTuple):
-    """A copy between tiles in shared memory and a tensor in global memory, by coordinates (sequence, head dim, head, batch)."""
+    """A copy between tiles in shared memory and a tensor in global memory, see ``by_head`` and ``by_group``."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
-
-
-def whole_boxes(layout: cute.Layout) -> cute.Layout:
-    """A (batch, sequence, head, D) layout with D as (columns of a swizzled block, blocks), where blocks divide it.
-
-    A copy's box then has all blocks of a tile: one instruction, where a flat D takes one for each block.
-    """
-    d = layout.shape[3]
-    width = swizzle_columns(padded_head_dim(d))
-    if d % width or d == width:
-        return layout
-    return cute.make_layout((*layout.shape[:3], (width, d // width)), stride=(*layout.stride[:3], (1, width)))
 
 
 class BlackwellForward:
@@ -52,11 +48,15 @@ class BlackwellForward:
         self.config = config
         self.dtype = DTYPES[problem.dtype]
         self.head_dims = problem.head_dim, problem.head_dim_v
+        check_blackwell_forward(config, *self.head_dims)
 
     @property
     def name(self) -> str:
         """Stable name of the device function, without the suffix that the DSL adds."""
-        return kernel_name("blackwell", self.problem, f"q{self.config.q_tiles}n{self.config.tile_n}s{self.config.stages}")
+        config = self.config
+        suffix = f"q{config.q_tiles}n{config.tile_n}s{config.stages}" + "pair" * config.cta_pair
+        suffix += f"h{config.pack_heads}" if config.pack_heads > 1 else ""
+        return kernel_name("blackwell", self.problem, suffix)
 
     def compile_arguments(self) -> tuple[Any, ...]:
         """Arguments for ``cute.compile``."""
@@ -75,35 +75,44 @@ class BlackwellForward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
+        *aux: cute.Tensor,
     ) -> None:
         """Launch on ``stream``; arguments as in ``AmpereForward``."""
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
         config = self.config
-        rows, groups = heads_q * batch, heads_kv * batch
-        blocks = cute.ceil_div(seqlen_q, config.q_tiles * TMEM_LANES)
+        packed = config.pack_heads > 1
+        heads = heads_kv if const_expr(packed) else heads_q
+        rows, groups = heads * batch, heads_kv * batch
+        blocks = cute.ceil_div(seqlen_q, config.cluster * config.q_tiles * config.positions)
         if blocks * rows > 0:
             operands = Int64(seqlen_k) * (sum(self.head_dims) * ELEMENT_BYTES)
-            section = section_size(operands, Int64(groups), Int64(heads_q // heads_kv), config.l2_budget)
-            order = tile_order(Int64(blocks), Int64(heads_q), Int64(batch), section, config.order)
-            grid = blocks * rows
+            section = section_size(operands, Int64(groups), Int64(heads // heads_kv), config.l2_budget)
+            order = tile_order(Int64(blocks), Int64(heads), Int64(batch), section, config.order)
+            grid = blocks * rows * config.cluster
             if const_expr(config.order == "persistent"):
                 grid = cutlass.min(grid, config.ctas)
             limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
+            load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO if config.cta_pair else tcgen05.CtaGroup.ONE)
+            shapes = tile_shapes(config, self.head_dims)
             moves = []
-            for x, tile_rows, op in (
-                (mQ, TMEM_LANES, cpasync.CopyBulkTensorTileG2SOp()),
-                (mK, config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
-                (mV, config.tile_n, cpasync.CopyBulkTensorTileG2SOp()),
-                (mO, TMEM_LANES, cpasync.CopyBulkTensorTileS2GOp()),
+            for x, group, tile, op in (
+                (mQ, heads_q // heads_kv, shapes.Q, load_op),
+                (mK, None, shapes.K, load_op),
+                (mV, None, shapes.V, load_op),
+                (mO, heads_q // heads_kv, shapes.O, cpasync.CopyBulkTensorTileS2GOp()),
             ):
-                by_head = cute.make_tensor(x.iterator, cute.select(whole_boxes(x.layout), mode=[1, 3, 2, 0]))
-                tile = (tile_rows, padded_head_dim(x.shape[3]))
-                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, by_head, tile_layout(tile_rows, x.shape[3], self.dtype), tile)))
+                view = by_group(x, group) if const_expr(packed and group is not None) else by_head(x, swizzle_columns(tile[1]))
+                moves.append(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
-            self.kernel(*moves, mO, mLSE, score_scalars(softmax_scale, softcap), tiles).launch(
-                grid=[grid, 1, 1], block=[THREADS, 1, 1], stream=stream, min_blocks_per_mp=1
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None, aux)
+            self.kernel(*moves, mO, mLSE, scalars, tiles).launch(
+                grid=[grid, 1, 1],
+                block=[THREADS, 1, 1],
+                cluster=[config.cluster, 1, 1] if const_expr(config.cta_pair) else None,
+                stream=stream,
+                min_blocks_per_mp=1,
             )
 
     @cute.kernel
@@ -118,7 +127,10 @@ class BlackwellForward:
         scalars: ScoreScalars,
         tiles: Tiles,
     ) -> None:
-        """Allocate, and hand each warp to its role."""
+        """Allocate, and hand each warp to its role.
+
+        No CTA of a pair signals the other before both have their barriers and tensor memory, and none leaves while the other may signal it.
+        """
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
@@ -130,32 +142,74 @@ class BlackwellForward:
             with cute.arch.elect_one():
                 shared.barriers.initialise(config)
             cute.arch.mbarrier_init_fence()
-        columns = memory.TmemAllocator(
-            shared.tmem_address, barrier_for_retrieve=pl.NamedBarrier(barrier_id=1, num_threads=THREADS), allocator_warp_id=MMA
-        )
-        columns.allocate(512)
-        columns.wait_for_alloc()
-        start = columns.retrieve_ptr(Float32)
-        cute.arch.sync_threads()
+            cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
+        sync_cluster(config.cluster)
+        start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
+        rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
 
-        seqlens = Q.tensor.shape[0], K.tensor.shape[0]
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), tiles, seqlens, scalars)
+        seqlens = mO.shape[1], K.tensor.shape[0]
+        user = modifiers(self.problem, scalars, seqlens)
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            if warp < 4 * config.q_tiles:
-                softmax.run(c, mLSE, warp // 4, thread)
+            if const_expr(tiles.limits.left is None):
+                if warp < 4 * config.q_tiles:
+                    softmax.run(c, mLSE, warp // 4, thread)
+            else:  # a copy for each query tile: with both bounds its number would be one register too many
+                for stage in cutlass.range_constexpr(config.q_tiles):
+                    if warp // 4 == stage:
+                        softmax.run(c, mLSE, Int32(stage), thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
             correction.run(c, mO, thread)
         else:
             cute.arch.setmaxregister_decrease(config.registers[2])
             if warp == MMA:
-                mma.run(c)
+                if rank == LEADER:
+                    mma.run(c)
             elif warp == LOAD:
-                sources = (load.Source(x.atom, x.tensor, to) for x, to in ((Q, shared.sQ), (K, shared.sK), (V, shared.sV)))
+                shapes = tile_shapes(config, self.head_dims)
+                sources = (
+                    load.Source(x.atom, x.tensor, to, shape)
+                    for x, to, shape in ((Q, shared.sQ, shapes.Q), (K, shared.sK, shapes.K), (V, shared.sV, shapes.V))
+                )
                 load.run(c, *sources)
             elif warp == EPILOGUE:
                 correction.store(c, O.atom, O.tensor)
+        sync_cluster(config.cluster)
+        if warp == MMA:
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
+            cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)
+
+
+@cute.jit
+def by_head(x: cute.Tensor, width: cutlass.Constexpr[int]) -> cute.Tensor:
+    """(sequence, head dim, head, batch) of (batch, sequence, head, head dim).
+
+    Where blocks of ``width`` columns, as a tile has them, divide the head dim, it is (width, blocks): a copy's box then has all blocks of
+    a tile, and takes one instruction instead of one for each block.
+    """
+    batch, sequence, heads, columns = x.shape
+    per_batch, per_row, per_head, _ = x.stride
+    shape, stride = (columns, 1) if const_expr(columns % width or columns == width) else ((width, columns // width), (1, width))
+    layout = cute.make_layout((sequence, shape, heads, batch), stride=(per_row, stride, per_head, per_batch))
+    return cute.make_tensor(x.iterator, layout)
+
+
+@cute.jit
+def by_group(x: cute.Tensor, group: Int32) -> cute.Tensor:
+    """((head of the group, sequence), head dim, key head, batch) of (batch, sequence, head, head dim)."""
+    batch, sequence, heads, columns = x.shape
+    per_batch, per_row, per_head, _ = x.stride
+    stride = ((per_head, per_row), 1, cute.assume(per_head * group, divby=8), per_batch)
+    return cute.make_tensor(x.iterator, cute.make_layout(((group, sequence), columns, heads // group, batch), stride=stride))
+
+
+@cute.jit
+def sync_cluster(ctas: cutlass.Constexpr[int]) -> None:
+    """A barrier of all threads of the cluster."""
+    if const_expr(ctas > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
         cute.arch.sync_threads()
-        columns.relinquish_alloc_permit()
-        columns.free(start)

@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import ELEMENT_BYTES, TMEM_LANES
+from fa4.config import ELEMENT_BYTES
 from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
+from fa4.kernels.blackwell.forward.storage import Rows
+from fa4.kernels.common.barrier import LEADER
 
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor in global memory, (sequence, head dim, head, batch), and the tiles of shared memory that it fills."""
+    """A tensor in global memory, (sequence, head dim, head, batch), and the tiles of ``shape`` in shared memory that it fills."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
     tiles: cute.Tensor
+    shape: tuple[Rows, int]
 
     @cute.jit
-    def start(self, tile: Int32, at: tuple[Int32, Int32], slot: Int32, full: cute.Pointer) -> None:
-        """Copy a tile of ``at`` = (head, batch) to a slot; ``full`` is told what to expect, and its phase completes when it has come."""
-        rows, columns = cute.size(self.tiles, mode=[0]), cute.size(self.tiles, mode=[1])
-        gX = cute.local_tile(self.tensor[None, None, at[0], at[1]], (rows, columns), (None, 0))
+    def start(self, c: Context, tile: tuple[Any, Int32], at: tuple[Int32, Int32], slot: Int32, full: cute.Pointer) -> None:
+        """Copy a tile (by rows, by columns) of ``at`` = (head, batch) to a slot.
+
+        ``full`` is told what to expect, and its phase completes when it has come. That of a pair is the leader's, which expects what both
+        CTAs copy; the address that the copy of the other CTA is given means the leader's, too (PTX ISA, ``cp.async.bulk.tensor``).
+        """
+        gX = cute.local_tile(self.tensor[None, None, at[0], at[1]], self.shape, (None, None))
         to, source = cpasync.tma_partition(
             self.atom, 0, cute.make_layout(1), cute.group_modes(self.tiles, 0, 2), cute.group_modes(gX, 0, 2)
         )
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full, rows * columns * ELEMENT_BYTES)
-        cute.copy(self.atom, source[None, tile], to[None, slot], tma_bar_ptr=full)
+        if c.rank == LEADER:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, c.config.cluster * cute.size(self.shape) * ELEMENT_BYTES)
+        cute.copy(self.atom, source[None, tile[0], tile[1]], to[None, slot], tma_bar_ptr=full)
 
 
 class State(NamedTuple):
@@ -50,37 +57,58 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
     Waits: q_empty, kv_empty, before shared memory is used again.
     Signals: q_full, kv_full by the bytes that arrive (elements beyond a tensor arrive as 0).
     Order: Q0, K, Q1, V of the last key tile; then K, V of each one before it.
+
+    Of a pair both CTAs have one: each copies its query tiles, its half of the keys of K and of the columns of V. At the end it waits until
+    all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
-    each_tile(c, visit, State(Slot(Int32(0), Int32(1)), Int32(0)), Q, K, V)  # the phase before the first: slots begin empty
-    cute.arch.sync_warp()
+    # The phase before the first: slots begin empty.
+    state = each_tile(c, visit, State(Slot(Int32(0), Int32(1)), Int32(0)), Q, K, V)
+    if c.config.cta_pair:
+        drain(c, state)
 
 
 @cute.jit
 def visit(c: Context, work: Work, state: State, Q: Source, K: Source, V: Source) -> State:
     """The query tiles and key tiles of one step of the launch."""
-    slot, tile = state.slot, work.first_row // TMEM_LANES
-    at_Q, at = (work.head, work.batch), (work.head // c.tiles.group, work.batch)
+    slot, at_Q, at = state.slot, (work.head, work.batch), (c.key_head(work), work.batch)
     if work.count > 0:
         for stage in cutlass.range_constexpr(c.config.q_tiles):
             c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
-            Q.start(tile + stage, at_Q, Int32(stage), c.barriers.q_full.at(stage))
+            Q.start(c, (c.query_tile(work, stage), 0), at_Q, Int32(stage), c.barriers.q_full.at(stage))
             if const_expr(stage == 0):
-                fill(c, K, work.tiles.end - 1, at, slot)
+                fill(c, K, part_of_k(c, work.tiles.end - 1), at, slot)
                 slot = following(slot, c.config.stages, after_K=True)
-        fill(c, V, work.tiles.end - 1, at, slot)
+        fill(c, V, (work.tiles.end - 1, c.rank), at, slot)
         slot = following(slot, c.config.stages)
     key_tile = work.tiles.end
     for _ in cutlass.range(work.count - 1, unroll=1):
         key_tile = key_tile - 1
-        fill(c, K, key_tile - 1, at, slot)
+        fill(c, K, part_of_k(c, key_tile - 1), at, slot)
         slot = following(slot, c.config.stages, after_K=True)
-        fill(c, V, key_tile - 1, at, slot)
+        fill(c, V, (key_tile - 1, c.rank), at, slot)
         slot = following(slot, c.config.stages)
     return State(slot, state.used + Int32(work.count > 0))
 
 
 @cute.jit
-def fill(c: Context, X: Source, tile: Int32, at: tuple[Int32, Int32], slot: Slot) -> None:
+def drain(c: Context, state: State) -> None:
+    """Wait until all slots and the places of Q are empty."""
+    slot = state.slot
+    for _ in cutlass.range_constexpr(c.config.stages):
+        c.barriers.kv_empty.wait(slot.index, slot.phase)
+        slot = following(slot, c.config.stages)
+    for stage in cutlass.range_constexpr(c.config.q_tiles):
+        c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
+
+
+@cute.jit
+def part_of_k(c: Context, key_tile: Int32) -> tuple[Int32, Int32]:
+    """This CTA's part of a tile of K."""
+    return key_tile * c.config.cluster + c.rank, Int32(0)
+
+
+@cute.jit
+def fill(c: Context, X: Source, tile: tuple[Int32, Int32], at: tuple[Int32, Int32], slot: Slot) -> None:
     """Start a tile into a slot as soon as it is empty."""
     c.barriers.kv_empty.wait(slot.index, slot.phase)
-    X.start(tile, at, slot.index, c.barriers.kv_full.at(slot.index))
+    X.start(c, tile, at, slot.index, c.barriers.kv_full.at(slot.index))

@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, const_expr
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import ELEMENT_BYTES, TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
+from fa4.kernels.blackwell.forward.storage import query_tile_elements, slot_elements, tile_shapes
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
 
+BOTH = 0b11
+"""Mask of the CTAs of a pair."""
 EARLY = 3 / 4
 """Share of P that the product starts with."""
 
@@ -31,7 +34,23 @@ class Products:
 
 def slot_distance(c: Context) -> int:
     """What the next slot of the ring adds to a descriptor."""
-    return c.config.tile_n * max(map(padded_head_dim, c.head_dims)) * ELEMENT_BYTES >> 4
+    return slot_elements(c.config, c.head_dims) * ELEMENT_BYTES >> 4
+
+
+@cute.jit
+def tell(c: Context, barrier: cute.Pointer) -> None:
+    """Arrive when all products so far are complete, in both CTAs of a pair; for one elected thread."""
+    if const_expr(c.config.cta_pair):
+        tcgen05.commit(barrier, BOTH, tcgen05.CtaGroup.TWO)
+    else:
+        tcgen05.commit(barrier)
+
+
+@cute.jit
+def commit(c: Context, barrier: cute.Pointer) -> None:
+    """Arrive when all products so far are complete."""
+    with cute.arch.elect_one():
+        tell(c, barrier)
 
 
 @cute.jit
@@ -39,20 +58,21 @@ def scores(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
     """S = Q K^T of one query tile; then s_full."""
     d = padded_head_dim(c.head_dims[0])
     to = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
-    a = products.Q + stage * (TMEM_LANES * d * ELEMENT_BYTES >> 4)
+    a = products.Q + stage * (query_tile_elements(c.config, c.head_dims)[0] * ELEMENT_BYTES >> 4)
     b = products.K + Int64(slot * slot_distance(c))
+    rows = tile_shapes(c.config, c.head_dims).K[0]
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(d // K_STEP):
-            from_a, from_b = k_offset(TMEM_LANES, d, False, k), k_offset(c.config.tile_n, d, False, k)
-            multiply_ss(to, a + from_a, b + from_b, products.qk, Int32(k > 0))
-        tcgen05.commit(c.barriers.s_full.at(stage))
+            from_a, from_b = k_offset(TMEM_LANES, d, False, k), k_offset(rows, d, False, k)
+            multiply_ss(to, a + from_a, b + from_b, products.qk, Int32(k > 0), c.config.cluster)
+        tell(c, c.barriers.s_full.at(stage))
 
 
 @cute.jit
 def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: Int32, phase: Int32, first: Int32) -> None:
     """O += P V of one query tile, or O = P V where ``first`` is 1, as P becomes ready."""
     columns = blackwell_columns(c.config, c.head_dims[1])
-    dv, steps = padded_head_dim(c.head_dims[1]), c.config.tile_n // K_STEP
+    shape, steps = tile_shapes(c.config, c.head_dims).V, c.config.tile_n // K_STEP
     to, a = c.tmem + columns.O[stage], c.tmem + columns.S[stage]
     b = products.V + Int64(slot * slot_distance(c))
     early = int(steps * EARLY)
@@ -60,15 +80,8 @@ def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
         barrier.wait(stage, phase)
         with cute.arch.elect_one():
             for k in cutlass.range_constexpr(begin, end):
-                keep = 1 - first if cutlass.const_expr(k == 0) else Int32(1)
-                multiply_ts(to, a + k * (K_STEP // 2), b + k_offset(c.config.tile_n, dv, True, k), products.pv, keep)
-
-
-@cute.jit
-def commit(barrier: cute.Pointer) -> None:
-    """Arrive when all products so far are complete."""
-    with cute.arch.elect_one():
-        tcgen05.commit(barrier)
+                keep = 1 - first if const_expr(k == 0) else Int32(1)
+                multiply_ts(to, a + k * (K_STEP // 2), b + k_offset(*shape, True, k), products.pv, keep, c.config.cluster)
 
 
 class State(NamedTuple):
@@ -88,17 +101,20 @@ def run(c: Context) -> None:
     Waits: q_full, kv_full; p_ready and p_last before O += P V.
     Signals: s_full, o_full, q_empty, kv_empty, by commit.
     Order: S0, S1 of the first key tile; then for each tile: O0 += P0 V, S0 of the next, O1 += P1 V, S1 of the next; O0, O1 of the last.
+
+    Of a pair only the leader has one. An instruction multiplies a query tile of each CTA by the same K or V, whose halves it reads from
+    both, and leaves S and O in the tensor memory of the CTA that the query tile belongs to.
     """
-    d, dv = map(padded_head_dim, c.head_dims)
-    qk = Int32(instruction(c.dtype, TMEM_LANES, c.config.tile_n, False))
-    if cutlass.const_expr(c.scalars.flip_q is not None):
+    shapes, rows = tile_shapes(c.config, c.head_dims), c.config.cluster * TMEM_LANES
+    qk = Int32(instruction(c.dtype, rows, c.config.tile_n, False))
+    if const_expr(c.scalars.flip_q is not None):
         qk = qk | NEGATE_A if c.scalars.flip_q != 0 else qk
     products = Products(
-        descriptor(c.shared.sQ.iterator.toint(), TMEM_LANES, d),
-        descriptor(c.shared.sK.iterator.toint(), c.config.tile_n, d),
-        descriptor(c.shared.sV.iterator.toint(), c.config.tile_n, dv),
+        descriptor(c.shared.sQ.iterator.toint(), TMEM_LANES, shapes.Q[1]),
+        descriptor(c.shared.sK.iterator.toint(), *shapes.K),
+        descriptor(c.shared.sV.iterator.toint(), *shapes.V),
         qk,
-        Int32(instruction(c.dtype, TMEM_LANES, dv, True)),
+        Int32(instruction(c.dtype, rows, shapes.O[1], True)),
     )
     each_tile(c, visit, State(Slot(Int32(0), Int32(0)), Int32(0), Int32(0)), products)
 
@@ -111,32 +127,32 @@ def visit(c: Context, work: Work, state: State, products: Products) -> State:
     if count > 0:
         for stage in cutlass.range_constexpr(config.q_tiles):
             barriers.q_full.wait(stage, used & 1)
-            if cutlass.const_expr(stage == 0):
+            if const_expr(stage == 0):
                 barriers.kv_full.wait(slot.index, slot.phase)
             scores(c, products, stage, slot.index)
-        commit(barriers.kv_empty.at(slot.index))
+        commit(c, barriers.kv_empty.at(slot.index))
         slot = following(slot, config.stages)
     for _ in cutlass.range(count - 1, unroll=1):
         V, K = slot, following(slot, config.stages)
         barriers.kv_full.wait(V.index, V.phase)
         for stage in cutlass.range_constexpr(config.q_tiles):
             values(c, products, stage, V.index, step & 1, Int32(step == state.step))
-            if cutlass.const_expr(stage == config.q_tiles - 1):
-                commit(barriers.kv_empty.at(V.index))
-            if cutlass.const_expr(stage == 0):
+            if const_expr(stage == config.q_tiles - 1):
+                commit(c, barriers.kv_empty.at(V.index))
+            if const_expr(stage == 0):
                 barriers.kv_full.wait(K.index, K.phase)
             scores(c, products, stage, K.index)
-        commit(barriers.kv_empty.at(K.index))
+        commit(c, barriers.kv_empty.at(K.index))
         slot = following(K, config.stages)
         step = step + 1
     if count > 0:
         for stage in cutlass.range_constexpr(config.q_tiles):
-            commit(barriers.q_empty.at(stage))
+            commit(c, barriers.q_empty.at(stage))
         barriers.kv_full.wait(slot.index, slot.phase)
         for stage in cutlass.range_constexpr(config.q_tiles):
             values(c, products, stage, slot.index, step & 1, Int32(count == 1))
-            commit(barriers.o_full.at(stage))
-        commit(barriers.kv_empty.at(slot.index))
+            commit(c, barriers.o_full.at(stage))
+        commit(c, barriers.kv_empty.at(slot.index))
         slot = following(slot, config.stages)
         step = step + 1
         used = used + 1

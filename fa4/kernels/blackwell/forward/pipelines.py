@@ -15,6 +15,11 @@ A factor goes from a warp of the softmax to the warp of correction that has the 
 instruction on either side, no phases. It needs no barrier back: the next factor is written after s_full of the next key tile, whose S is
 issued after the product that waits for p_ready of this one, where correction arrives when it has read the factor. The sum of a row,
 which follows the last factor without such a wait, has mbarriers.
+
+In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory:
+``q_full`` and ``kv_full`` the bytes that arrive in both CTAs, ``p_ready`` and ``p_last`` the warps of both (``JOINT``), once each. Its
+commits arrive in both. All other barriers stay within a CTA. No phase can be overrun: whoever arrives at the leader's barrier for the next
+phase has waited for a commit that was issued after the leader had seen the phase before.
 """
 
 from __future__ import annotations
@@ -27,11 +32,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from fa4.config import WARP, BlackwellForwardConfig
+from fa4.kernels.common.barrier import Barrier
+from fa4.kernels.common.tcgen05 import fence_after_sync
 
 GROUP = 4 * WARP
 """Threads of a softmax or correction warpgroup."""
 
-# name: (arrivals, whether there is one for each slot of the ring rather than for each query tile)
+# name: (arrivals of a CTA, whether there is one for each slot of the ring rather than for each query tile)
 GRAPH = {
     "q_full": (1, False),  # load, with the bytes of Q, to mma
     "q_empty": (1, False),  # mma, by commit: all S of the tile are complete; where O leaves through sQ also the epilogue: it has left
@@ -48,26 +55,11 @@ GRAPH = {
 }
 
 
-@dataclass(frozen=True)
-class Barrier:
-    """An array of mbarriers in shared memory."""
+JOINT = ("p_ready", "p_last")
+"""In a pair warps of both CTAs arrive at the leader's."""
 
-    start: cute.Pointer
-
-    def at(self, index: Any) -> cute.Pointer:
-        """One of them."""
-        return self.start + index
-
-    @cute.jit
-    def wait(self, index: Int32, phase: Int32) -> None:
-        """Until the phase of this parity is complete."""
-        cute.arch.mbarrier_wait(self.at(index), phase)
-
-    @cute.jit
-    def arrive(self, index: Int32) -> None:
-        """For each thread that comes here; its memory accesses are ordered before."""
-        cute.arch.mbarrier_arrive(self.at(index))
-
+TENSOR_MEMORY = ("s_full", "p_ready", "p_last", "o_full")
+"""Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
 
 FIRST_PAIR = 2
 """The first named barrier of warp pairs; those before are of the whole CTA."""
@@ -87,8 +79,9 @@ def give_factor(query_tile: Int32, thread: Int32) -> None:
 
 @cute.jit
 def take_factor(query_tile: Int32, thread: Int32) -> None:
-    """By a correction warp: waits until they are."""
+    """By a correction warp: waits until they are; hands on what the commit of s_full did in tensor memory."""
     cute.arch.barrier(barrier_id=_pair(query_tile, thread), number_of_threads=2 * WARP)
+    fence_after_sync()
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class Barriers:
     def counts(config: BlackwellForwardConfig) -> list[int]:
         """Arrivals of each mbarrier, in the order they lie in memory."""
         return [
-            arrivals + (name == "q_empty" and config.o_over_q)
+            (arrivals // WARP * config.cluster if config.cta_pair and name in JOINT else arrivals) + (name == "q_empty" and config.o_over_q)
             for name, (arrivals, ring) in GRAPH.items()
             for _ in range(config.stages if ring else config.q_tiles)
         ]
@@ -123,7 +116,7 @@ class Barriers:
         start = allocator.allocate_array(Int64, len(Barriers.counts(config)))
         barriers, at = {}, 0
         for name, (_, ring) in GRAPH.items():
-            barriers[name] = Barrier(start + at)
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, name in TENSOR_MEMORY)
             at += config.stages if ring else config.q_tiles
         return Barriers(**barriers)
 

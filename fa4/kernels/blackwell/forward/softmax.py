@@ -76,7 +76,8 @@ def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
     Waits: s_full; total_empty.
     Signals: factor; p_ready after three quarters of P, p_last; total_full at the end.
-    Order: S to registers; mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor memory; sum.
+    Order: S to registers; softcap, user functions, mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor
+        memory; sum.
     """
     each_tile(c, visit, State(Int32(0), Int32(0)), mLSE, stage, thread)
 
@@ -99,10 +100,10 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: Int32,
         totals[thread, stage] = row.total
         c.barriers.total_full.arrive(stage)
     again = c.work(opaque(work.index))  # and the thread's index: no registers hold them through the loops
-    index = again.first_row + stage * TMEM_LANES + thread_index() % TMEM_LANES
-    if index < mLSE.shape[2]:
+    query = c.query(again, stage * TMEM_LANES + thread_index() % TMEM_LANES)
+    if query.exists:
         # A row that saw no key: -inf + log2(0) = -inf.
-        mLSE[again.batch, again.head, index] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+        mLSE[again.batch, query.head, query.position] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
     return State(row.step, state.used + Int32(work.count > 0))
 
 
@@ -113,14 +114,19 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
-    if const_expr(c.scalars.gain is not None or masked):
+    if const_expr(c.scalars.gain is not None or c.modifiers.present or masked):
         for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
             part = cute.make_tensor(S.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
             if const_expr(c.scalars.gain is not None):
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
+            query, first_key = c.query(work, stage * TMEM_LANES + thread), tile * c.config.tile_n + chunk * CHUNK
+            if const_expr(c.modifiers.present):
+                # Functions are not asked about rows that stand for no query.
+                row_of, head = (query.position if query.exists else 0), (query.head if query.exists else 0)
+                c.modifiers.apply(part, (work.batch, head, row_of), first_key, masked)
             if const_expr(masked):
-                hide(work.band, work.first_row + stage * TMEM_LANES + thread, tile * c.config.tile_n + chunk * CHUNK, part)
+                hide(work.band, query.position, first_key, part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))

@@ -12,7 +12,7 @@ product that reads P, to a pipe that works in order. 16-bit P packs two keys in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
@@ -29,6 +29,7 @@ LANE = 1 << 16
 class Shared:
     """Tiles in shared memory: ``sQ`` and ``sO`` (tile_m, D, query tile), ``sK`` and ``sV`` (tile_n, D, slot) share the ring.
 
+    In a pair the tiles of K have half of the rows, those of V half of the columns.
     ``factor`` and ``total`` hold a float32 for each row of each query tile.
     """
 
@@ -42,43 +43,79 @@ class Shared:
     sO: cute.Tensor
 
 
-def tile_layout(rows: int, head_dim: int, dtype: Any) -> cute.ComposedLayout:
-    """Layout (rows, padded head dim) as TMA writes it: blocks of 64, 32 or 16 columns one after the other, their rows swizzled."""
-    columns = padded_head_dim(head_dim)
+Rows = int | tuple[int, int]
+"""Rows of a tile, or where heads are packed (heads, positions)."""
+
+
+def tile_layout(rows: Rows, columns: int, dtype: Any) -> cute.ComposedLayout:
+    """Layout (rows, columns) as TMA writes it: blocks of 64, 32 or 16 columns one after the other, their rows swizzled."""
+    if isinstance(rows, tuple):
+        heads, positions = rows
+        flat, width = tile_layout(heads * positions, columns, dtype), swizzle_columns(columns)
+        shape, stride = (rows, (width, columns // width)), ((width, heads * width), (1, heads * positions * width))
+        return cute.make_composed_layout(flat.inner, 0, cute.make_layout(shape, stride=stride))
     kinds = {64: tcgen05.SmemLayoutAtomKind.K_SW128, 32: tcgen05.SmemLayoutAtomKind.K_SW64, 16: tcgen05.SmemLayoutAtomKind.K_SW32}
     atom = tcgen05.make_smem_layout_atom(kinds[swizzle_columns(columns)], dtype)
     return cute.tile_to_shape(atom, (rows, columns), (0, 1))
 
 
-def tiles(base: cute.Pointer, rows: int, head_dim: int, slots: tuple[int, int]) -> cute.Tensor:
-    """Tensor (rows, padded head dim, slots): ``slots`` says how many, and how many elements apart."""
-    layout = tile_layout(rows, head_dim, base.dtype)
+def tiles(base: cute.Pointer, shape: tuple[Rows, int], slots: tuple[int, int]) -> cute.Tensor:
+    """Tensor (rows, columns, slots) of tiles of ``shape``: ``slots`` says how many, and how many elements apart."""
+    layout = tile_layout(*shape, base.dtype)
     count, distance = slots
     outer = cute.make_layout((*layout.outer.shape, count), stride=(*layout.outer.stride, distance))
     return cute.make_tensor(cute.recast_ptr(base, layout.inner, base.dtype), outer)
 
 
+class Shapes(NamedTuple):
+    """Rows and columns of the tiles of a CTA."""
+
+    Q: tuple[Rows, int]
+    K: tuple[int, int]
+    V: tuple[int, int]
+    O: tuple[Rows, int]
+
+
+def tile_shapes(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> Shapes:
+    """Of a pair each CTA has half of the operands that both multiply with: the keys of K, the columns of V."""
+    d, dv = map(padded_head_dim, head_dims)
+    rows = (config.pack_heads, config.positions) if config.pack_heads > 1 else TMEM_LANES
+    return Shapes((rows, d), (config.tile_n // config.cluster, d), (config.tile_n, dv // config.cluster), (rows, dv))
+
+
+def slot_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> int:
+    """Elements of a slot of the ring."""
+    return config.tile_n // config.cluster * max(map(padded_head_dim, head_dims))
+
+
+def query_tile_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> tuple[int, int]:
+    """Elements from a tile of Q, and from one of O, to the next; where O leaves through sQ, that of a query tile through its own Q."""
+    d, dv = map(padded_head_dim, head_dims)
+    if config.o_over_q:
+        d = dv = max(d, dv)
+    return TMEM_LANES * d, TMEM_LANES * dv
+
+
 def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: Any) -> Shared:
     """Lay the tiles out; sizes are those of ``fa4.config.blackwell_forward_shared_memory``."""
-    head_dim, head_dim_v = head_dims
-    d, dv = padded_head_dim(head_dim), padded_head_dim(head_dim_v)
+    shapes = tile_shapes(config, head_dims)
+    size_Q, size_O = query_tile_elements(config, head_dims)
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
-    rows = config.q_tiles * TMEM_LANES
     factor = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
-    slot = config.tile_n * max(d, dv)
-    base_Q = allocator.allocate_array(dtype, rows * (max(d, dv) if config.o_over_q else d), byte_alignment=1024)
+    slot = slot_elements(config, head_dims)
+    base_Q = allocator.allocate_array(dtype, config.q_tiles * size_Q, byte_alignment=1024)
     base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
-    base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, rows * dv, byte_alignment=1024)
+    base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, config.q_tiles * size_O, byte_alignment=1024)
     return Shared(
         barriers,
         address,
         factor,
         total,
-        tiles(base_Q, TMEM_LANES, head_dim, (config.q_tiles, TMEM_LANES * d)),
-        tiles(base_K, config.tile_n, head_dim, (config.stages, slot)),
-        tiles(base_K, config.tile_n, head_dim_v, (config.stages, slot)),
-        tiles(base_O, TMEM_LANES, head_dim_v, (config.q_tiles, TMEM_LANES * dv)),
+        tiles(base_Q, shapes.Q, (config.q_tiles, size_Q)),
+        tiles(base_K, shapes.K, (config.stages, slot)),
+        tiles(base_K, shapes.V, (config.stages, slot)),
+        tiles(base_O, shapes.O, (config.q_tiles, size_O)),
     )

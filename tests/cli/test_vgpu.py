@@ -1,0 +1,77 @@
+"""``fa4 vgpu mutate``, on a kernel of some lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from fa4.cli import main, vgpu
+from fa4.vgpu import Gpu
+from fa4.vgpu.capture import Capture
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "vgpu"))
+from ptx_text import run
+
+pytestmark = pytest.mark.vgpu
+
+BODY = """
+mov.u32 %r1, dynamic;
+mad.lo.u32 %r2, %r0, 4, %r1;
+xor.b32 %r3, %r0, 32;
+mad.lo.u32 %r3, %r3, 4, %r1;
+st.shared.u32 [%r2], %r0;
+bar.sync 0;
+ld.shared.u32 %r4, [%r3];
+st.global.u32 [%d11], %r4;
+bar.sync 0;
+"""
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    gpu = Gpu("sm_90a", unwritten="nan")
+    gpu.captures = []
+    run(BODY, gpu=gpu, threads=64, shared=512)
+    monkeypatch.setattr(vgpu, "_own", lambda arguments: gpu.captures[0])
+    return gpu.captures[0]
+
+
+@pytest.mark.usefixtures("capture")
+def test_mutate_and_resume(capsys, tmp_path):
+    file = tmp_path / "verdicts.jsonl"
+    command = ["vgpu", "mutate", "--schedules", "2", "--resume", str(file)]
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert "checks 'isa'" in output
+    assert re.search(r"equivalent: barrier removed at PTX line \d+: bar.sync 0;", output)
+    assert output.splitlines()[-1] == "0 of 4 executed mutants survived (0.0%)"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["outcome"] for row in rows] == ["caught", "equivalent", "equivalent", "equivalent"]
+    rows[0]["outcome"], rows[0]["how"] = "survived", "as the file says"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(command) == 1
+    assert "1 of 4 executed mutants survived (25.0%)" in capsys.readouterr().out
+    assert main([*command, "--most", "30"]) == 0
+    capsys.readouterr()
+    assert main(["vgpu", "mutate", "--schedules", "1", "--resume", str(file)]) == 0, "of other schedules"
+    assert len(file.read_text().splitlines()) == 8
+
+
+def test_a_capture_as_a_file(capture, tmp_path):
+    capture.save(tmp_path / "launch.npz")
+    assert Capture.load(tmp_path / "launch.npz") == capture
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--lengths", "12"], "not SQ,SK"), (["--head-dim", "1,2,3"], "not D or D,DV"), (["--direction", "backward"], "no backward kernel")],
+)
+def test_bad_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) if message.startswith("not ") else nullcontext():
+        assert main(["vgpu", "mutate", *arguments]) == 2
+    assert message in capsys.readouterr().err
