@@ -8,6 +8,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
+from fa4.config import WARP
 from fa4.kernels.common.tcgen05 import fence_after_sync, fence_before_sync
 
 LEADER = 0
@@ -18,6 +19,11 @@ _ARRIVE_AT_LEADER = (
     f"{{ .reg .b32 there; mapa.shared::cluster.u32 there, {{$r0}}, {LEADER}; "
     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
 )
+
+
+def arrivals(threads: int, ctas: int) -> int:
+    """What completes a phase: so many threads, or, where both CTAs of a pair arrive at the leader's barrier, their warps."""
+    return threads if ctas == 1 else threads // WARP * ctas
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Floa
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
     row = thread_index() % TMEM_LANES  # read again: addresses that follow from it are worked out here, not kept in registers
     inverse = cute.arch.rcp_approx(total)
-    keep = Int32(-1) if total > 0.0 else Int32(0)
+    keep = Int32(0) if total == 0.0 else Int32(-1)  # a NaN that a row sees stays one
     for at, size in chunks_of(padded_head_dim(c.head_dims[1]), FINISHED):
         O = cute.make_rmem_tensor(size, Float32)
         load_columns(address + at, O, thread)

@@ -32,7 +32,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from fa4.config import WARP, BlackwellForwardConfig
-from fa4.kernels.common.barrier import Barrier
+from fa4.kernels.common.barrier import Barrier, arrivals
 from fa4.kernels.common.tcgen05 import fence_after_sync
 
 GROUP = 4 * WARP
@@ -105,8 +105,8 @@ class Barriers:
     def counts(config: BlackwellForwardConfig) -> list[int]:
         """Arrivals of each mbarrier, in the order they lie in memory."""
         return [
-            (arrivals // WARP * config.cluster if config.cta_pair and name in JOINT else arrivals) + (name == "q_empty" and config.o_over_q)
-            for name, (arrivals, ring) in GRAPH.items()
+            arrivals(count, config.cluster if name in JOINT else 1) + (name == "q_empty" and config.o_over_q)
+            for name, (count, ring) in GRAPH.items()
             for _ in range(config.stages if ring else config.q_tiles)
         ]
 
