@@ -8,6 +8,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from fa4 import dispatch, ops
@@ -25,6 +26,7 @@ from fa4.problem import (
     real_number,
     softcap_number,
 )
+from fa4.runtime import cuda
 
 
 @overload
@@ -135,7 +137,7 @@ def attention(
     if backend != "cpu":
         functions = modifiers.functions if modifiers else (None, None)
         problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic, functions)
-        _check_kernels(problem, any(x.requires_grad for x in (q, k, v)), backend, arch)
+        _check_kernels(problem, (q, k, v), backend, arch)
     options = scale, left, right, softcap, deterministic, backend, arch
     if modifiers is None:
         out, lse = ops.attention_forward(q, k, v, *options)
@@ -308,7 +310,7 @@ def _check_aux(modifiers: Modifiers, aux: Mapping[str, Tensor] | None, q: Tensor
     return tensors
 
 
-def _check_kernels(problem: AttentionProblem, requires_grad: bool, backend: str, arch: str | None) -> None:
+def _check_kernels(problem: AttentionProblem, operands: tuple[Tensor, ...], backend: str, arch: str | None) -> None:
     """There is a forward kernel and, where a gradient may be asked for, a backward kernel.
 
     Raises:
@@ -317,7 +319,9 @@ def _check_kernels(problem: AttentionProblem, requires_grad: bool, backend: str,
     support = dispatch.support(problem, backend, arch)
     if not support:
         raise UnsupportedError("backend", backend, support.reason, "fa4.supports(...) says what is served")
-    if torch.is_grad_enabled() and requires_grad:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        if backend == "cuda" and arch is None and not torch.compiler.is_compiling() and not isinstance(operands[0], FakeTensor):
+            arch = cuda.target(operands[0].get_device())  # of tensors that are not there the device cannot be asked
         support = dispatch.support(replace(problem, direction="backward"), backend, arch)
         if not support:
             raise UnsupportedError("backend", backend, support.reason, "for the forward alone use torch.no_grad()")

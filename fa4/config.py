@@ -125,6 +125,38 @@ class Exp2Policy:
         return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
 
 
+ROW_TILE = 128
+"""Rows in a block of the kernels before and after a backward; what they prepare and read is padded to a multiple of it."""
+
+
+def _check_row_threads(threads: int) -> None:
+    if threads not in (64, 128, 256, 512, 1024):
+        raise ArgumentError("threads", threads, "8 lanes a row cover 128 rows in whole passes", "use 64 to 1024")
+
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """The kernel before a backward: ``threads`` per block, and whether lse has a gradient."""
+
+    dlse: bool = False
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse threads that do not cover the rows."""
+        _check_row_threads(self.threads)
+
+
+@dataclass(frozen=True)
+class PostprocessConfig:
+    """The kernel after a backward: ``threads`` per block."""
+
+    threads: int = 256
+
+    def __post_init__(self) -> None:
+        """Refuse threads that do not cover the rows."""
+        _check_row_threads(self.threads)
+
+
 PAIR_COLUMNS = 32
 """N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512
@@ -256,3 +288,142 @@ def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
     need = blackwell_forward_shared_memory(_TWO_STAGES_O_OVER_Q, head_dim, head_dim_v)
     limit = int(get_arch("sm_100a").smem_per_block)
     return f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}" if need.size > limit else None
+
+
+@dataclass(frozen=True)
+class BlackwellBackwardConfig:
+    """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
+
+    ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and others.
+    ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget`` bytes take turns.
+
+    With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
+    operand that both multiply by, and adds half of each dQ tile, summed over the keys of both.
+    """
+
+    stages: int
+    registers: tuple[int, int, int] = (144, 152, 72)
+    order: str = "single"
+    l2_budget: int = 63 << 20
+    cta_pair: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the hardware cannot do."""
+        compute, reduce, other = self.registers
+        used = WARP * 4 * (2 * compute + reduce + other)
+        rules = {
+            "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
+            "cta_pair": (not self.cta_pair or self.stages == 1, "S and dK of a pair have halves of Q of their own", "use stages=1"),
+            "registers": (
+                used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in self.registers),
+                f"128 x (2 x {compute} + {reduce} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
+                "for example (144, 152, 72)",
+            ),
+            "order": (self.order != "persistent", "K and V of a CTA stay where dK and dV leave from", "use 'single', 'lpt' or 'spt'"),
+        }
+        for name, (ok, rule, remedy) in rules.items():
+            if not ok:
+                raise ArgumentError(name, getattr(self, name), rule, remedy)
+
+    @property
+    def cluster(self) -> int:
+        """CTAs that multiply together."""
+        return 2 if self.cta_pair else 1
+
+
+ROW_SLOTS = 2
+"""Query tiles whose lse and delta are in shared memory at once."""
+
+
+@dataclass(frozen=True)
+class BackwardColumns:
+    """First columns in tensor memory of what the backward computes; ``end`` is one past the last.
+
+    P is in two parts of 32 columns, at the beginning of S and ``second`` further on, dS likewise in dP: each compute warpgroup writes where
+    it alone has read. ``serial``: S and dP overlap, so that one tile is done with before the next begins. ``dq_apart``: dQ keeps clear of
+    dS, so that it is computed before dK.
+    """
+
+    S: int
+    dP: int  # noqa: N815  # the paper's names
+    dV: int  # noqa: N815
+    dK: int  # noqa: N815
+    dQ: int  # noqa: N815
+    end: int
+    arithmetic: str
+    second: int
+    serial: bool
+    dq_apart: bool
+
+
+def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> BackwardColumns:
+    """The map of tensor memory: dV, dK, then S and dP side by side where that leaves dQ clear of S; dQ at the end, over dP if it must.
+
+    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P.
+    """
+    d, dv, tile = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES
+    quarter, S = tile // 4, dv + d
+    if cta_pair:
+        end = S + 2 * tile
+        arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
+        return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, 3 * quarter, False, True)
+    serial = S + 2 * tile > TMEM_COLUMNS or S + tile + d > TMEM_COLUMNS
+    dP, dQ = TMEM_COLUMNS - tile if serial else S + tile, TMEM_COLUMNS - d
+    needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
+    arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"
+    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, 2 * quarter, serial, not serial and dQ >= dP + 3 * quarter)
+
+
+def backward_chunk(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> int:
+    """Columns of dQ that a warp adds at a time: all of D 64, less where there is no room for so many, least in a pair."""
+    d, dv = padded_head_dim(head_dim), padded_head_dim(head_dim_v)
+    most = 16 if config.cta_pair else 64 if max(d, dv) <= TMEM_LANES and d == TMEM_LANES // 2 else 32
+    return next(n for n in (64, 32, 16) if n <= most and d % n == 0)
+
+
+def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> SharedMemory:
+    """Shared memory of one CTA: barriers, lse and delta (3 KB), K, V, the tiles of Q, one of dO, dS, and two chunks of dQ.
+
+    Of a pair each CTA has half of the rows of Q and dO, for S and dP, half of their columns, for dK and dV, half of the columns of the K of
+    both, for dQ, half of the rows of the dS of both, and what it sends of its own.
+    """
+    d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(config, head_dim, head_dim_v)
+    more = d + n // 2 if config.cta_pair else 0
+    size = 3072 + ELEMENT_BYTES * n * (d + dv + config.stages * d + dv + n + more) + 2 * 4 * n * chunk
+    arithmetic = (
+        f"3072 + {n} x (K {d} + V {dv} + {config.stages} stages x Q {d} + dO {dv} + dS {n}"
+        f"{f' + K of both {d} + dS to send {n // 2}' if more else ''}) x {ELEMENT_BYTES} + 2 x dQ {n} x {chunk} x 4 = {size} bytes"
+    )
+    return SharedMemory(size, arithmetic)
+
+
+def check_blackwell_backward(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> None:
+    """Raise UnsupportedError, with the arithmetic, where head dims do not fit a configuration."""
+    columns = backward_columns(head_dim, head_dim_v, config.cta_pair)
+    need = backward_shared_memory(config, head_dim, head_dim_v)
+    limit = int(get_arch("sm_100a").smem_per_block)
+    dims = tuple(map(padded_head_dim, (head_dim, head_dim_v)))
+    problems = {
+        f"head_dim {head_dim}, head_dim_v {head_dim_v} need {columns.arithmetic}, which has {TMEM_COLUMNS}": columns.end > TMEM_COLUMNS,
+        f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}": need.size > limit,
+        f"head_dim {head_dim} leaves no room to overlap tiles; {columns.arithmetic}": columns.serial and config.stages > 1,
+        f"head dims {dims} are no multiples of {PAIR_COLUMNS}, or D exceeds 128: a pair has half of the columns": (
+            config.cta_pair and (dims[0] > TMEM_LANES or any(dim % PAIR_COLUMNS for dim in dims))
+        ),
+    }
+    for reason, wrong in problems.items():
+        if wrong:
+            raise UnsupportedError("config", config, reason, "use fewer stages, or no pair")
+
+
+_LEAST_BACKWARD = BlackwellBackwardConfig(stages=1), BlackwellBackwardConfig(stages=2)
+
+
+def blackwell_backward_refusal(head_dim: int, head_dim_v: int) -> str | None:
+    """Why the Blackwell backward kernel does not serve these head dims, with the arithmetic; None where it does."""
+    least = _LEAST_BACKWARD[0 if backward_columns(head_dim, head_dim_v).serial else 1]
+    try:
+        check_blackwell_backward(least, head_dim, head_dim_v)
+    except UnsupportedError as error:
+        return error.rule
+    return None

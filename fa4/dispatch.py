@@ -8,26 +8,30 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from fa4.arch import get_arch
-from fa4.config import blackwell_forward_refusal
+from fa4.arch import ARCHS, get_arch
+from fa4.config import blackwell_backward_refusal, blackwell_forward_refusal
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
 
 BACKENDS = ("cpu", "cuda", "vgpu")
 
-# (direction, "cpu" or architecture family) -> "module:function", or "module:Class" of a kernel.
+# (operation, "cpu", architecture family or "any" of them) -> "module:function", or "module:Class" of a kernel.
 IMPLEMENTATIONS = {
     ("forward", "cpu"): "fa4.cpu.forward:attention_forward",
     ("backward", "cpu"): "fa4.cpu.backward:attention_backward",
     ("forward", "ampere"): "fa4.kernels.ampere.forward.kernel:AmpereForward",
     ("forward", "blackwell"): "fa4.kernels.blackwell.forward.kernel:BlackwellForward",
+    ("backward", "blackwell"): "fa4.kernels.blackwell.backward.kernel:BlackwellBackward",
+    ("preprocess", "any"): "fa4.kernels.auxiliary.preprocess:Preprocess",
+    ("postprocess", "any"): "fa4.kernels.auxiliary.postprocess:Postprocess",
 }
 # Rows that do not serve every request: why not, or None.
-REFUSALS = {("forward", "blackwell"): blackwell_forward_refusal}
+REFUSALS = {("forward", "blackwell"): blackwell_forward_refusal, ("backward", "blackwell"): blackwell_backward_refusal}
 
 CPU_DTYPES = ("float16", "bfloat16", "float32")
 GPU_DTYPES = ("float16", "bfloat16")
 MAX_GPU_HEAD_DIM = 256
+_INSTEAD = "backend 'cpu' serves this request"
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,16 @@ def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:
         return accepted
     if problem.direction == "backward" and (problem.score_mod or problem.mask_mod):
         return Support(False, "no backward kernel takes score_mod or mask_mod yet; backend 'cpu' serves this request")
-    family = get_arch(arch).family if arch else "ampere"
+    if arch is None:
+        families = dict.fromkeys(known.family for known in ARCHS.values())
+        served = any(kernel_target(problem, family) for family in families)
+        return Support(served, "" if served else f"no {problem.direction} kernel for any GPU; {_INSTEAD}")
+    family = get_arch(arch).family
     row = kernel_target(problem, family)
     if row is None:
-        return Support(False, f"no {problem.direction} kernel for {arch or 'any GPU'} yet; backend 'cpu' serves this request")
-    if row[1] == family:
+        why = refusal(problem, family) or f"no {problem.direction} kernel for {arch} yet"
+        return Support(False, f"{why}; {_INSTEAD}")
+    if row[1] in (family, "any"):
         return Support(True)
     why = refusal(problem, family) or f"{arch} has no {problem.direction} kernel of its own yet"
     return Support(True, f"{why}; the Ampere kernel serves this request", native=False)
@@ -108,8 +117,8 @@ def refusal(problem: AttentionProblem, family: str) -> str | None:
 
 
 def kernel_target(problem: AttentionProblem, family: str) -> tuple[str, str] | None:
-    """The row that serves a request: the family's own, else the Ampere kernel's, which runs on every GPU of today; None without either."""
-    rows = ((problem.direction, family), (problem.direction, "ampere"))
+    """The row that serves a request: the family's own, else one that runs on every GPU of today, as the Ampere kernel does; else None."""
+    rows = ((problem.direction, target) for target in (family, "any", "ampere"))
     return next((row for row in rows if row in IMPLEMENTATIONS and not refusal(problem, row[1])), None)
 
 

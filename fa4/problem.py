@@ -9,12 +9,16 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fa4.errors import ArgumentError, DtypeError
 from fa4.modifier import DeviceFunction, DeviceFunctions, Modifiers
 
 Direction = Literal["forward", "backward"]
+
+# What a kernel does: a direction's main work, or what a backward needs before and after it.
+Operation = Literal["forward", "backward", "preprocess", "postprocess"]
+OPERATIONS: tuple[str, ...] = get_args(Operation)
 
 WindowSize = Sequence["int | None"]
 
@@ -29,13 +33,14 @@ MIN_FLOAT32 = 2.0**-126  # the smallest normal number
 class AttentionProblem:
     """A class of requests that one compiled kernel serves.
 
+    ``direction`` is what the kernel does; users ask for "forward" or "backward".
     ``dtype`` is the element type of q, k, v and out ("float16", "bfloat16", "float32"). ``causal`` means that the right bound is
     the diagonal at compile time; ``window`` says for (left, right) whether a bound is given at run time. Lengths, batch, head
     counts, strides and the values of scale, softcap and bounds are not part of it. ``score_mod`` and ``mask_mod`` are the functions that a
     kernel is compiled with.
     """
 
-    direction: Direction
+    direction: Operation
     dtype: str
     head_dim: int
     head_dim_v: int
@@ -49,7 +54,7 @@ class AttentionProblem:
     @classmethod
     def of(
         cls,
-        direction: Direction,
+        direction: Operation,
         dtype: object,
         head_dims: tuple[int, int],
         bounds: tuple[int | None, int | None],
@@ -123,7 +128,7 @@ def _bound(entry: int | None, window_size: WindowSize) -> int | None:
 
 def problem_class(
     *,
-    direction: Direction,
+    direction: Operation,
     dtype: object,
     head_dim: int,
     head_dim_v: int | None,
@@ -131,16 +136,19 @@ def problem_class(
     window_size: WindowSize,
     softcap: float,
     deterministic: bool,
+    operations: tuple[str, ...] = get_args(Direction),
     functions: DeviceFunctions = (None, None),
 ) -> AttentionProblem:
     """The problem of a request described by the arguments of ``fa4.attention``; ``head_dim_v`` None is ``head_dim``.
+
+    ``direction`` is one of ``operations``.
 
     Raises:
         ArgumentError: an unknown direction, a window of wrong arity, a softcap that is negative or not finite.
         DtypeError: an argument of the wrong type.
     """
-    if direction not in ("forward", "backward"):
-        raise ArgumentError("direction", direction, "is unknown", "use 'forward' or 'backward'")
+    if direction not in operations:
+        raise ArgumentError("direction", direction, "is unknown", f"use {' or '.join(map(repr, operations))}")
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     for name, value in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -10,8 +10,13 @@ from fa4.config import (
     PAIR_COLUMNS,
     TMEM_LANES,
     AmpereForwardConfig,
+    BlackwellBackwardConfig,
     BlackwellForwardConfig,
     Exp2Policy,
+    PostprocessConfig,
+    PreprocessConfig,
+    backward_columns,
+    blackwell_backward_refusal,
     blackwell_forward_refusal,
     blackwell_forward_shared_memory,
     check_ampere_forward,
@@ -19,6 +24,8 @@ from fa4.config import (
 )
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionProblem
+
+KernelConfig = AmpereForwardConfig | BlackwellForwardConfig | BlackwellBackwardConfig | PreprocessConfig | PostprocessConfig
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,29 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     return replace(row, order="persistent", registers=(184, 96, 48))
 
 
+def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:
+    """Configuration of the Blackwell backward kernel: pairs of CTAs from D 96 to 128, single ones else.
+
+    For a tile of 128 queries and keys the products take 20 D clocks, shared memory 22 D + 512 with a single CTA and 14 D + 768 with a pair
+    (docs/kernels/blackwell-backward.md): a pair saves 20% at D 96, 23% at D 128, and 13% at D 64, where waiting for the other CTA weighs
+    more; flash-attn-4 pairs from D 128 on. Nothing of it was measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of
+    two tiles fit. Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
+
+    Raises:
+        UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.
+    """
+    d, dv = problem.head_dim, problem.head_dim_v
+    refused = blackwell_backward_refusal(d, dv)
+    if refused:
+        raise UnsupportedError("head_dim", (d, dv), refused, "backend 'cpu' serves it")
+    masked = problem.causal or any(problem.window)
+    order = "spt" if problem.deterministic else "lpt" if masked else "single"
+    padded = padded_head_dim(d), padded_head_dim(dv)
+    pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
+    stages = 1 if pair or backward_columns(d, dv).serial else 2
+    return BlackwellBackwardConfig(stages, order=order, l2_budget=int(arch.l2) // 2, cta_pair=pair)
+
+
 def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
     """Whether two CTAs should multiply together.
 
@@ -158,15 +188,44 @@ def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
     return wide and long and not masked and padded_head_dim(problem.head_dim_v) % PAIR_COLUMNS == 0
 
 
-def config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> AmpereForwardConfig | BlackwellForwardConfig:
+def config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> KernelConfig:
     """Configuration of the kernel that ``dispatch.kernel`` names for a request; without ``queries`` for long ones.
 
     Raises:
         UnsupportedError: none fits ``arch``.
     """
-    if dispatch.kernel_target(problem, arch.family) == ("forward", "blackwell"):
+    if problem.direction == "preprocess":
+        return PreprocessConfig()
+    if problem.direction == "postprocess":
+        return PostprocessConfig()
+    target = dispatch.kernel_target(problem, arch.family)
+    if target == ("forward", "blackwell"):
         return blackwell_forward_config(problem, arch, queries)
+    if target == ("backward", "blackwell"):
+        return blackwell_backward_config(problem, arch)
     return ampere_forward_config(problem, arch)
+
+
+def around_backward(problem: AttentionProblem, dlse: bool = False) -> tuple[tuple[AttentionProblem, KernelConfig], ...]:
+    """What is launched before and after the main kernel of a backward problem, and how; ``dlse`` says whether lse has a gradient.
+
+    Both know dtype and one head dim alone, so that requests share them.
+    """
+    before = AttentionProblem("preprocess", problem.dtype, problem.head_dim_v, problem.head_dim_v)
+    after = AttentionProblem("postprocess", problem.dtype, problem.head_dim, problem.head_dim)
+    return (before, PreprocessConfig(dlse)), (after, PostprocessConfig())
+
+
+def kernels(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProblem, KernelConfig]]:
+    """All kernels that serve a request, each with its configuration.
+
+    Raises:
+        UnsupportedError: none fits ``arch``.
+    """
+    found = [(problem, config(problem, arch))]
+    if problem.direction == "backward":
+        found += [*around_backward(problem), around_backward(problem, dlse=True)[0]]
+    return found
 
 
 @dataclass(frozen=True)

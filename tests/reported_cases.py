@@ -6,6 +6,7 @@ The numbers are those of the project's list of reported failures.
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import replace
 
 import torch
@@ -40,3 +41,18 @@ def stepping_row_maximum(blocks, block, dtype, rising=True):
     k[..., 1] = (level - k[..., 0].float()).to(dtype)
     q[..., :2] = 1
     return replace(inputs, q=q, k=k)
+
+
+def mapped(dtype, elements):
+    """A flat tensor of zeros of any size: memory that is mapped, but not there until it is written."""
+    no_reserve = 0x4000  # MAP_NORESERVE, mmap(2)
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def far_apart(x):
+    """Case 14: the values of x in a view whose sequences lie more than 2^31 elements apart."""
+    batch, _, heads, dim = x.shape
+    stride = (1 << 31) + 9728
+    view = mapped(x.dtype, stride * (batch - 1) + x[0].numel()).as_strided(x.shape, (stride, heads * dim, dim, 1))
+    return view.copy_(x)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fa4
-from fa4.arch import ARCHS
+from fa4.arch import ARCHS, get_arch
 from fa4.dispatch import IMPLEMENTATIONS, kernel, kernel_support, load
 from fa4.problem import AttentionProblem
 
@@ -26,7 +26,8 @@ def test_cpu_serves_everything(direction, dtype):
         ({"head_dim": 64, "dtype": "float32", "arch": "sm_90a"}, "float32 is not one of float16, bfloat16"),
         ({"head_dim": 264, "arch": "sm_90a"}, "head_dim 264 must be a multiple of 8 from 8 to 256"),
         ({"head_dim": 64, "head_dim_v": 4, "arch": "sm_90a"}, "head_dim_v 4 must be a multiple of 8"),
-        ({"head_dim": 64, "backend": "cuda", "direction": "backward"}, "no backward kernel for any GPU"),
+        ({"head_dim": 256, "backend": "cuda", "direction": "backward"}, "no backward kernel for any GPU"),
+        ({"head_dim": 256, "arch": "sm_100a", "direction": "backward"}, "head_dim 256, head_dim_v 256 need dV 256 + dK 256"),
         ({"head_dim": 64, "dtype": "float32", "backend": "cuda"}, "float32 is not one of float16, bfloat16"),
         ({"head_dim": 64, "arch": "sm_80", "backend": "vgpu", "direction": "backward"}, "no backward kernel for sm_80 yet"),
     ],
@@ -61,10 +62,12 @@ def test_malformed_requests_raise(request_, argument):
 def test_supports_agrees_with_the_table(arch):
     for direction in ("forward", "backward"):
         problem = AttentionProblem(direction, "bfloat16", 128, 128)
-        assert bool(kernel_support(problem, arch)) == ((direction, "ampere") in IMPLEMENTATIONS)
+        rows = {(direction, family) for family in ("ampere", get_arch(arch).family)}
+        assert bool(kernel_support(problem, arch)) == bool(rows & set(IMPLEMENTATIONS))
         served = kernel_support(problem, arch)
         for backend in (None, "vgpu", "cuda"):
             assert bool(fa4.supports(head_dim=128, arch=arch, direction=direction, backend=backend)) == bool(served)
+        assert fa4.supports(head_dim=128, direction=direction, backend="cuda"), "for some GPU"
 
 
 def test_gradients_without_a_backward_kernel_are_refused_before_the_forward_runs():

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fa4.cli.demo import positive
@@ -26,6 +27,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--dtype", type=_names, default=["bfloat16"], help="element types (default: bfloat16)")
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="only causal, or only not (default: both)")
     parser.add_argument("--direction", type=_names, default=["forward"], help="forward, backward or both, with a comma (default: forward)")
+    parser.add_argument("--deterministic", action="store_true", help="deterministic backward kernels")
     parser.add_argument("--jobs", type=positive, help="worker processes (default: one per core, as memory allows)")
     parser.set_defaults(run=run)
 
@@ -64,7 +66,8 @@ def describe(item: Item) -> str:
     """One item in words."""
     problem = item.problem
     dims = f"{problem.head_dim}" + (f",{problem.head_dim_v}" if problem.head_dim_v != problem.head_dim else "")
-    return f"{problem.direction} {problem.dtype} head dim {dims}{' causal' if problem.causal else ''} {item.arch}"
+    flags = "".join(f" {flag}" for flag in ("causal", "deterministic") if getattr(problem, flag))
+    return f"{problem.direction} {problem.dtype} head dim {dims}{flags} {item.arch}"
 
 
 def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
@@ -79,15 +82,17 @@ def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
     choices = (arguments.direction, arguments.dtype, arguments.head_dim, arguments.head_dim_v or [None], causal, arguments.arch)
     for direction, dtype, head_dim, head_dim_v, is_causal, arch in itertools.product(*choices):
         problem = AttentionProblem(direction, dtype, head_dim, head_dim_v or head_dim, causal=is_causal)
+        if direction == "backward":
+            problem = replace(problem, deterministic=arguments.deterministic)
         try:
             support = dispatch.kernel_support(problem, arch)
             if not support:
                 refused.append(f"{describe(Item(problem, None, arch))}: {support.reason}")
                 continue
-            items.append(Item(problem, tuning.config(problem, get_arch(arch)), arch))
+            items += [Item(each, config, arch) for each, config in tuning.kernels(problem, get_arch(arch))]
         except Fa4Error as error:
             refused.append(f"{describe(Item(problem, None, arch))}: {error}")
-    return items, refused
+    return list(dict.fromkeys(items)), refused  # requests share what goes before and after their main kernels
 
 
 @contextmanager

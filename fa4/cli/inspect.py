@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--head-dim", required=True, type=int, metavar="D", help="head dim of q and k")
     parser.add_argument("--head-dim-v", type=int, metavar="DV", help="head dim of v (default: as q)")
     parser.add_argument("--dtype", default="bfloat16", help="element type (default: %(default)s)")
-    parser.add_argument("--direction", default="forward", help="forward or backward (default: %(default)s)")
+    parser.add_argument("--direction", default="forward", help="forward, backward, preprocess or postprocess (default: %(default)s)")
     parser.add_argument("--causal", action="store_true", help="causal mask")
     parser.add_argument("--deterministic", action="store_true", help="the deterministic kernel")
     parser.add_argument("--window", type=window, default=(None, None), metavar="L,R", help="sliding window; only which sides exist matters")

@@ -24,6 +24,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--window", type=window, default=(None, None), metavar="L,R", help="keys to the left and right; empty is open")
     parser.add_argument("--tile", type=_pair, metavar="M,N", help="queries and keys of a tile (default: 256,128 forward on Blackwell)")
     parser.add_argument("--backward", action="store_true", help="tiles of the backward pass: blocks of keys")
+    parser.add_argument("--pairs", action="store_true", help="backward: two SMs compute a tile of twice as many keys together")
     parser.add_argument("--deterministic", action="store_true", help="backward: tiles add to dQ in a fixed order")
     parser.add_argument("--svg", default="fa4-schedule.svg", metavar="FILE", help="where the Gantt chart goes (default: %(default)s)")
     parser.set_defaults(run=run)
@@ -43,11 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError("deterministic", True, "only tiles of the backward pass wait for each other", "add --backward")
     if not Path(arguments.svg).parent.is_dir():
         raise ArgumentError("svg", arguments.svg, "its folder does not exist", "make it first, or name another file")
+    if arguments.pairs and not problem.backward:
+        raise ArgumentError("pairs", True, "the forward pass has none here", "add --backward")
     chosen = default_order(problem, arguments.deterministic)
-    results = {order: simulate(Schedule.of(problem, order, arch), arch, arguments.deterministic) for order in ORDERS}
+    cluster = 2 if arguments.pairs else 1
+    results = {order: simulate(Schedule.of(problem, order, arch), arch, arguments.deterministic, cluster) for order in ORDERS}
     if not arguments.deterministic:
         results["one block per head"] = simulate_heads(problem, arch)  # type: ignore[index]  # no order, but a line of the table
-    least = results[chosen].lower_bound
+    row, best = results["row"], results[chosen]
+    least = best.lower_bound
     rows = [
         [
             f"{order} (default)" if order == chosen else order,
@@ -61,12 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
         for order, result in results.items()
     ]
     section = Schedule.of(problem, chosen, arch).section
-    print(f"{_title(arguments, problem)}; {arch.name}, {arch.sm_count.value:g} SMs, L2 {arch.l2.value / 2**20:g} MB")
+    sms = f"{best.sms} pairs of SMs" if arguments.pairs else f"{best.sms} SMs"
+    print(f"{_title(arguments, problem)}; {arch.name}, {sms}, L2 {arch.l2.value / 2**20:g} MB")
     print(f"{problem.tiles} tiles of {problem.tile[0]} x {problem.tile[1]}; {section} of {problem.heads * problem.batch} heads take turns")
     header = ["order", "steps", "of the least", "SMs used", "busy", "waiting", "K, V from L2" if not problem.backward else "Q, dO from L2"]
     print(format_table(header, rows))
-    row, best = results["row"], results[chosen]
     print(f"{chosen} gains {100 * (row.makespan / (best.makespan or 1) - 1):.1f}% over row order")
+    if arguments.deterministic:
+        fast = simulate(Schedule.of(problem, default_order(problem), arch), arch, cluster=cluster)
+        ratio = best.makespan / (fast.makespan or 1)
+        print(f"{ratio:.3f} of the fast mode's {fast.makespan:g} steps ({default_order(problem)} order)")
     Path(arguments.svg).write_text(gantt({f"{name} order": results[name] for name in dict.fromkeys(("row", chosen))}), encoding="utf-8")
     print(f"Gantt chart: {arguments.svg}")
     return 0
@@ -85,7 +94,7 @@ def _problem(arguments: argparse.Namespace, family: str) -> Any:
         heads_kv=arguments.heads if arguments.heads_kv is None else arguments.heads_kv,
         head_dims=(arguments.head_dim, arguments.head_dim),
         # Two tiles of 128 queries per block, as FlashAttention-4 has them.
-        tile=arguments.tile or ((256, 128) if family == "blackwell" and not arguments.backward else (128, 128)),
+        tile=arguments.tile or ((256, 128) if family == "blackwell" and not arguments.backward else (128, 256 if arguments.pairs else 128)),
         window=normalise_window(arguments.window, arguments.causal),
         backward=arguments.backward,
     )

@@ -17,7 +17,7 @@ from fa4.inspection.histogram import Histogram
 from fa4.inspection.resources import Resources, resources
 from fa4.inspection.text import comparison_table, histogram_table, resource_table
 from fa4.modifier import MaskMod, Modifiers, ScoreMod
-from fa4.problem import Direction, WindowSize, problem_class
+from fa4.problem import OPERATIONS, Operation, WindowSize, problem_class
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,15 +157,16 @@ def inspect(
     window_size: WindowSize = (None, None),
     softcap: float = 0.0,
     deterministic: bool = False,
-    direction: Direction = "forward",
+    direction: Operation = "forward",
     score_mod: ScoreMod | str | None = None,
     mask_mod: MaskMod | str | None = None,
     arch: str,
 ) -> Report:
     """What a class of requests is compiled to on an architecture, for example "sm_80". No GPU is needed.
 
-    The arguments are those of ``fa4.supports``; of ``softcap`` and ``window_size`` only the presence matters. The kernel comes from the
-    compile cache, or is compiled now, together with its line table.
+    The arguments are those of ``fa4.supports``; of ``softcap`` and ``window_size`` only the presence matters. ``direction`` may also be
+    "preprocess" (by the head dim of v) or "postprocess", what a backward launches around its main kernel. The kernel comes from the compile
+    cache, or is compiled now, together with its line table.
 
     Raises:
         ArgumentError: one of its children: an argument is malformed, or there is no kernel for the request.
@@ -181,6 +182,7 @@ def inspect(
         window_size=window_size,
         softcap=softcap,
         deterministic=deterministic,
+        operations=OPERATIONS,
         functions=Modifiers.named(score_mod, mask_mod, "cuda").functions,
     )
     support = dispatch.kernel_support(problem, arch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from fa4 import dispatch
 from fa4.errors import UnsupportedError
 from fa4.problem import AttentionOptions
 from fa4.runtime import cuda
+from fa4.runtime.backward import Saved
 
 # The arguments after the tensors are the same in both ops and in this order. An absent softmax_scale means head_dim ** -0.5, worked
 # out when the op runs: under torch.compile with dynamic shapes it would otherwise be a symbolic float.
@@ -67,8 +69,7 @@ def backward_cpu(
         with torch.autocast("cpu", enabled=False):
             return backward_cpu(dout, dlse, saved, needed, options)
     gradients = dispatch.load("backward", "cpu")(dout, dlse, *saved, options, needed=tuple(needed))
-    dq, dk, dv = (saved[0].new_empty(0) if gradient is None else _own(gradient) for gradient in gradients)
-    return dq, dk, dv
+    return _present(saved[0], (None if gradient is None else _own(gradient) for gradient in gradients))
 
 
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -89,8 +90,34 @@ def _backward_cpu(
     v: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, needed, *options, _backend, _arch = rest
-    return backward_cpu(dout, dlse, (q, k, v, out, lse), needed, options_of(q, *options))
+    """On CPU tensors: the CPU backend, or kernels on the virtual GPU."""
+    out, lse, needed, *options, backend, arch = rest
+    if backend != "vgpu":
+        return backward_cpu(dout, dlse, (q, k, v, out, lse), needed, options_of(q, *options))
+    from fa4.runtime import virtual
+
+    saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+    with torch.autocast("cpu", enabled=False):
+        return _present(q, virtual.attention_backward(saved, options_of(q, *options), virtual.gpu_from_settings(arch)))
+
+
+def _backward_cuda(
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, needed, *options, _backend, arch = rest
+    saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+    return _present(q, cuda.attention_backward(saved, options_of(q, *options), arch))
+
+
+def _present(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients with an empty tensor in the place of one that is not needed."""
+    dq, dk, dv = (q.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return dq, dk, dv
 
 
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -129,10 +156,15 @@ def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
     )
 
 
-def register(name: str, implementations: tuple[Any, Any, Any], autograd: tuple[Any, Any]) -> None:
-    """Give a pair of ops its implementations (forward on CPU and CUDA, backward on CPU), fakes, and (derivative, what to save for it)."""
+def register(name: str, implementations: tuple[Any, ...], autograd: tuple[Any, Any]) -> None:
+    """Give a pair of ops its implementations, fakes, and (derivative, what to save for it).
+
+    ``implementations`` are the forward on CPU and CUDA, and the backward on CPU and, where there is one, CUDA.
+    """
     forward, backward = f"{name}_forward", f"{name}_backward"
-    for op, implementation, key in zip((forward, forward, backward), implementations, ("CPU", "CUDA", "CPU"), strict=True):
+    for op, implementation, key in zip(
+        (forward, forward, backward, backward), implementations, ("CPU", "CUDA", "CPU", "CUDA"), strict=False
+    ):
         library.impl(op, implementation, key)
     torch.library.register_fake(f"fa4::{forward}", _forward_fake, lib=library)
     torch.library.register_fake(f"fa4::{backward}", _backward_fake, lib=library)
@@ -140,6 +172,6 @@ def register(name: str, implementations: tuple[Any, Any, Any], autograd: tuple[A
     torch.library.register_autograd(f"fa4::{backward}", _refuse_double_backward, lib=library)
 
 
-register("attention", (_forward_cpu, _forward_cuda, _backward_cpu), (_differentiate, _save))
+register("attention", (_forward_cpu, _forward_cuda, _backward_cpu, _backward_cuda), (_differentiate, _save))
 
 attention_forward = torch.ops.fa4.attention_forward.default

@@ -23,7 +23,8 @@ from fa4.compiler.artifact import Artifact
 from fa4.compiler.load import cuda_error
 from fa4.errors import BackendError, CudaError
 from fa4.problem import AttentionOptions, AttentionProblem, Direction
-from fa4.runtime import device, forward
+from fa4.runtime import backward, device, forward
+from fa4.runtime.backward import Saved
 from fa4.runtime.forward import Scalar
 
 _log = logging.getLogger(__name__)
@@ -46,15 +47,28 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, own, partial(run, index))
 
 
+def attention_backward(saved: Saved, options: AttentionOptions, arch: str | None) -> tuple[Tensor | None, ...]:
+    """``fa4.runtime.backward.attention_backward`` of CUDA tensors, on their device; ``arch`` as for the forward.
+
+    Raises:
+        BackendError: there are no kernels for this device, or ``arch`` is not its architecture.
+        CudaError: the host code or CUDA refused a call.
+    """
+    index = saved.q.get_device()
+    return backward.attention_backward(saved, options, target(index, arch), partial(run, index))
+
+
 def run(
     index: int,
     artifact: Artifact,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
     scalars: Sequence[Scalar],
     aux: Sequence[Tensor] = (),
+    *,
+    updated: Sequence[Tensor | None] = (),
 ) -> None:
-    """Call the host code of ``artifact`` with tensors of device ``index``, on its current stream.
+    """Call the host code of ``artifact`` with tensors of device ``index``, on its current stream; the order is that of ``virtual.run``.
 
     Raises:
         CompileError: the kernel cannot be loaded there.
@@ -62,7 +76,7 @@ def run(
     """
     found = _functions.get((id(artifact), index)) or _load(artifact, index)
     try:
-        found[1](*inputs, *outputs, *scalars, device.current_stream(index), *aux)
+        found[1](*inputs, *updated, *outputs, *scalars, device.current_stream(index), *aux)
     except Exception as error:
         raise CudaError(f"{artifact.function} on cuda:{index}: {_reason(error)}") from error
 

@@ -15,7 +15,7 @@ from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
 from fa4.errors import ShapeError
 from fa4.modifier import DeviceFunctions
-from fa4.problem import AttentionOptions, AttentionProblem
+from fa4.problem import AttentionOptions, AttentionProblem, Direction
 from fa4.runtime.tensors import aux_operand, kernel_operand
 
 Scalar = float | int | None
@@ -45,37 +45,47 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     if seqlen_q + seqlen_k > MAX_INT32 - 1024 or rows > MAX_INT32:
         rule = "Sq + Sk and B * Hq * Sq must stay below 2**31"
         raise ShapeError("q", tuple(q.shape), rule, "split the batch")
-    left, right, softcap = options.window_left, options.window_right, options.softcap
-    bounds = None if left is None else 1, right and 1  # of a right bound the kernel knows whether it is 0
-    queries = tuning.Queries.of(seqlen_q, heads // heads_kv)
+    target = arch, tuning.Queries.of(seqlen_q, heads // heads_kv)
     modifiers = options.modifiers
     functions = modifiers.functions if modifiers else (None, None)
-    problem, config = _compiled_for(q.dtype, (head_dim, head_dim_v), bounds, softcap > 0, (arch, queries), functions)
-    scalars = (
-        options.softmax_scale,
-        softcap if problem.softcap else None,
-        None if left is None else max(-MAX_INT32, min(left, MAX_INT32)),
-        max(-MAX_INT32, min(right, MAX_INT32)) if right else None,  # 0 is compiled in
-    )
+    problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), target, functions=functions)
     inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
     aux = [aux_operand(x) for x in modifiers.aux] if modifiers else []
-    execute(get(problem, config, arch), inputs, (out, lse), scalars, aux)
+    execute(get(problem, config, arch), inputs, (out, lse), numbers(problem, options), aux)
     return out, lse
 
 
+def options_class(options: AttentionOptions) -> tuple[tuple[int | None, int | None], bool]:
+    """What a kernel knows of the options when it is compiled: which bounds there are, if the right one is 0, and if there is a softcap."""
+    left, right = options.window_left, options.window_right
+    return (None if left is None else 1, right and 1), options.softcap > 0
+
+
+def numbers(problem: AttentionProblem, options: AttentionOptions) -> tuple[Scalar, ...]:
+    """The numbers of a call, in the order of a kernel's arguments; absent ones None."""
+    left, right = options.window_left, options.window_right
+    return (
+        options.softmax_scale,
+        options.softcap if problem.softcap else None,
+        None if left is None else max(-MAX_INT32, min(left, MAX_INT32)),
+        max(-MAX_INT32, min(right, MAX_INT32)) if right else None,  # 0 is compiled in
+    )
+
+
 @lru_cache(maxsize=1024)
-def _compiled_for(
+def compiled_for(
+    direction: Direction,
     dtype: torch.dtype,
     head_dims: tuple[int, int],
-    bounds: tuple[int | None, int | None],
-    softcap: bool,
+    options: tuple[tuple[int | None, int | None], bool],
     target: tuple[str, tuning.Queries],
-    functions: DeviceFunctions,
+    deterministic: bool = False,
+    functions: DeviceFunctions = (None, None),
 ) -> tuple[AttentionProblem, Any]:
-    """Problem class and configuration of a request, of which ``bounds`` and ``softcap`` tell the class only.
+    """Problem class and configuration of a request; ``options`` as ``options_class`` has them, ``target`` (arch, queries).
 
-    The forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
+    Forward kernels write every result once, in a fixed order: deterministic or not is the same kernel.
     """
-    problem = AttentionProblem.of("forward", dtype, head_dims, bounds, float(softcap), False, functions)
-    arch, queries = target
+    (bounds, softcap), (arch, queries) = options, target
+    problem = AttentionProblem.of(direction, dtype, head_dims, bounds, float(softcap), deterministic, functions)
     return problem, tuning.config(problem, get_arch(arch), queries)

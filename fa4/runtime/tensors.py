@@ -26,6 +26,12 @@ def kernel_operand(x: Tensor) -> Tensor:
     return x if aligned else x.clone(memory_format=torch.contiguous_format)
 
 
+def dense_operand(x: Tensor) -> Tensor:
+    """``kernel_operand``, with a copy also of a tensor that is expanded along any dimension: strides of 0 are not for the TMA unit."""
+    expanded = any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.clone(memory_format=torch.contiguous_format) if expanded else kernel_operand(x)
+
+
 def aux_operand(x: Tensor) -> Tensor:
     """A tensor that a user's function reads: itself where its last stride is 1, otherwise one contiguous copy."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.clone(memory_format=torch.contiguous_format)

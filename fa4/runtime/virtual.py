@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -19,20 +20,44 @@ from fa4.arch import get_arch
 from fa4.compiler.artifact import Artifact
 from fa4.compiler.load import load_function
 from fa4.problem import AttentionOptions
-from fa4.runtime import forward
+from fa4.runtime import backward, forward
+from fa4.runtime.backward import Saved
 from fa4.runtime.forward import Scalar
 from fa4.runtime.tensors import HostTensor, extent
 from fa4.vgpu import Gpu, Program
 from fa4.vgpu.driver import Driver, LaunchRequest
+from fa4.vgpu.sums import Sums
 
 _STREAM = 0
+_sums: ContextVar[list[Sums] | None] = ContextVar("fa4_sums", default=None)
 
 
 def gpu_from_settings(arch: str) -> Gpu:
     """A virtual GPU with the seed, the schedule, the delay, the checks and the number of processes that the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    return Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
+    gpu = Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
+    gpu.sums = _sums.get()
+    return gpu
+
+
+@contextmanager
+def recorded_sums() -> Iterator[list[Sums]]:
+    """In the block, what every launch of ``fa4.attention`` adds up in global memory, see ``fa4.vgpu.sums``; ``about`` is a ``Launched``."""
+    sums: list[Sums] = []
+    token = _sums.set(sums)
+    try:
+        yield sums
+    finally:
+        _sums.reset(token)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What was launched, and the shapes of the tensors it was given, in order."""
+
+    artifact: Artifact
+    shapes: tuple[tuple[int, ...], ...]
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor, Tensor]:
@@ -44,15 +69,28 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     return forward.attention_forward(q, k, v, options, gpu.arch, partial(run, gpu))
 
 
+def attention_backward(saved: Saved, options: AttentionOptions, gpu: Gpu) -> tuple[Tensor | None, ...]:
+    """``fa4.runtime.backward.attention_backward`` of CPU tensors, executed on ``gpu``.
+
+    Raises:
+        VgpuError: what is wrong with a kernel, and where.
+    """
+    return backward.attention_backward(saved, options, gpu.arch, partial(run, gpu))
+
+
 def run(
     gpu: Gpu,
     artifact: Artifact,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
     scalars: Sequence[Scalar],
     aux: Sequence[Tensor] = (),
+    *,
+    updated: Sequence[Tensor | None] = (),
 ) -> None:
     """Call the host code of ``artifact`` with tensors of host memory; ``inputs`` and ``aux`` are read-only, ``outputs`` start as NaN.
+
+    ``updated`` tensors, which a kernel adds to, stand between the two in the call. A tensor may be absent, None.
 
     Raises:
         VgpuError: what is wrong with the kernel, and where.
@@ -62,12 +100,20 @@ def run(
     driver = Driver(partial(launch, gpu, parsed(artifact.ptx, artifact.cubin)), int(get_arch(artifact.arch).smem_per_block))
     function = load_function(artifact, driver.resolve)
     for tensor in outputs:
-        tensor.fill_(torch.nan)  # what the kernel leaves out shows
-    regions = [region(tensor.detach().__dlpack__(), "inputs", False) for tensor in (*inputs, *aux)]
-    regions += [region(tensor.detach().__dlpack__(), "outputs", True) for tensor in outputs]
-    operands, more = ([tvm_ffi.from_dlpack(HostTensor(x.detach())) for x in tensors] for tensors in ((*inputs, *outputs), aux))
+        if tensor is not None:
+            tensor.fill_(torch.nan)  # what the kernel leaves out shows
+    tensors = [None if tensor is None else tensor.detach() for tensor in (*inputs, *updated, *outputs, *aux)]
+    count, last = len(inputs), len(tensors) - len(aux)
+    regions = [
+        region(tensor.__dlpack__(), f"{'output' if count <= i < last else 'input'} {i}", count <= i < last)
+        for i, tensor in enumerate(tensors)
+        if tensor is not None
+    ]
+    operands = [None if tensor is None else tvm_ffi.from_dlpack(HostTensor(tensor)) for tensor in tensors]
     with registered(gpu, regions), driver.raising():
-        function(*operands, *scalars, _STREAM, *more)
+        function(*operands[:last], *scalars, _STREAM, *operands[last:])
+    for sums in gpu.sums or ():
+        sums.about = sums.about or Launched(artifact, tuple(() if x is None else tuple(x.shape) for x in tensors))
 
 
 def launch(gpu: Gpu, program: Program, request: LaunchRequest) -> None:

@@ -34,7 +34,9 @@ def default_order(problem: TileProblem, deterministic: bool = False) -> Order:
     """Which order serves a problem: by whether tiles differ in length, and whether they wait for each other."""
     if deterministic and problem.backward:
         return "spt"
-    return "lpt" if problem.packed or any(bound is not None for bound in problem.window) else "persistent"
+    if problem.packed or any(bound is not None for bound in problem.window):
+        return "lpt"
+    return "single" if problem.backward else "persistent"  # K and V of a backward tile stay where dK and dV leave from
 
 
 def longest_first(costs: Sequence[int]) -> list[int]:

@@ -37,7 +37,7 @@ class Simulation:
 
     Attributes:
         spans: when and where each tile ran.
-        sms: SMs of the GPU, one tile each at a time.
+        sms: SMs of the GPU, or clusters of them, one tile each at a time.
         problem: what ran.
         l2_bytes: size of the L2.
     """
@@ -83,15 +83,16 @@ class Simulation:
         return self.total / (len({span.sm for span in self.spans}) * self.makespan) if self.spans else 1.0
 
 
-def simulate(schedule: Schedule, arch: Arch, deterministic: bool = False) -> Simulation:
+def simulate(schedule: Schedule, arch: Arch, deterministic: bool = False, cluster: int = 1) -> Simulation:
     """Run a schedule: a free SM takes the next tile, or, in the persistent order, the one that lies as many tiles on as there are SMs.
 
     ``deterministic``: in the backward pass, tiles add to the dQ of a query block in the order of their numbers, one after the other.
+    ``cluster`` SMs compute a tile together; ``sms`` and ``sm`` of the result then count clusters.
 
     Raises:
         UnsupportedError: more than a million tiles, or a deterministic forward pass, which has nothing to wait for.
     """
-    problem, sms = schedule.problem, int(arch.sm_count)
+    problem, sms = schedule.problem, int(arch.sm_count) // cluster
     if problem.tiles > MAX_TILES:
         raise UnsupportedError("problem", problem.tiles, f"more than {MAX_TILES} tiles are not simulated one by one", "use a shorter one")
     if deterministic and not problem.backward:

@@ -11,9 +11,12 @@ import numpy.typing as npt
 from fa4.vgpu.engine import Issuer
 from fa4.vgpu.errors import PendingCopyError
 from fa4.vgpu.memory import FaultError
+from fa4.vgpu.sums import Ordered
 
 if TYPE_CHECKING:
+    from fa4.vgpu.global_hazards import Payload
     from fa4.vgpu.hazards import Ticket
+    from fa4.vgpu.memory import Buffer
     from fa4.vgpu.state import Cta
 
 Array = npt.NDArray[Any]
@@ -55,7 +58,11 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
 
 @dataclass
 class Store:
-    """A copy out of shared memory: first ``fetch`` reads ``source`` (offset, bytes), then ``put`` writes what it read."""
+    """A copy out of shared memory: first ``fetch`` reads ``source`` (offset, bytes), then ``put`` writes what it read.
+
+    ``addition`` is where, (buffer, address), if it adds floating-point numbers whose order is recorded; ``known`` what its
+    issuer knew, and ``added`` the clock with which it was done.
+    """
 
     fetch: Callable[[], Array]
     put: Callable[[Array], None]
@@ -65,6 +72,9 @@ class Store:
     clock: Array | None = None
     data: Array | None = None
     complete: bool = False
+    addition: tuple[Buffer, int] | None = None
+    known: Payload | None = None
+    added: Array | None = None
 
     def read(self) -> None:
         """Read the source, unless that is done."""
@@ -91,6 +101,18 @@ class Store:
             except FaultError as fault:
                 fault.issuer = self.issuer
                 raise
+            self._note(self.data)
+
+    def _note(self, data: Array) -> None:
+        """Remember an addition, and let whoever waits for it come behind it."""
+        cta = self.issuer.cta
+        if self.addition is None or cta.launch.sums is None:
+            return
+        order = None
+        if cta.hazards is not None and self.ticket is not None and self.known is not None:
+            self.added, stamp = cta.hazards.clocks.operation(self.ticket.agent, self.ticket.issued)
+            order = Ordered(cta.hazards.foreign.index, self.ticket.agent, stamp, self.known)
+        cta.launch.sums.note(cta.index, *self.addition, data, order)
 
 
 @dataclass
@@ -114,6 +136,8 @@ class BulkGroups:
         self.threads.setdefault(number, _Thread()).open.append(store)
         hazards = self.cta.hazards
         if hazards is not None:
+            if store.addition is not None:
+                store.known = hazards.foreign.payload(hazards.warp(self.cta, store.issuer.warp))
             store.ticket = hazards.ticket(store.issuer, self.cta, (STORES + "s of warp", store.issuer.warp))
             hazards.check_published(self.cta, hazards.range_of(*store.source), store.ticket.issued, "a bulk store")
         engine = self.cta.engine((STORES, number))
@@ -138,8 +162,9 @@ class BulkGroups:
                     store.read()
                 else:
                     store.write()
-                if store.clock is not None and self.cta.hazards is not None:
-                    self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), store.clock, site)
+                clock = store.clock if read or store.added is None else store.added
+                if clock is not None and self.cta.hazards is not None:
+                    self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), clock, site)
         # A group that has only been read stays, so that a later wait can complete it.
         thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
 

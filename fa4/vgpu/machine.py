@@ -24,6 +24,7 @@ from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
 from fa4.vgpu.state import Dim3
+from fa4.vgpu.sums import Sums
 from fa4.vgpu.tensor_map import TensorMap
 
 Array = npt.NDArray[Any]
@@ -87,6 +88,7 @@ class Launch:
     blank: int = UNWRITTEN
     checks: str = "basic"
     order: GlobalOrder = field(default_factory=GlobalOrder)
+    sums: Sums | None = None
 
     @property
     def kernel(self) -> Kernel:
@@ -177,12 +179,13 @@ class Gpu:
         checks: "basic"; "hazards", also whether accesses of shared and tensor memory are ordered, see ``fa4.vgpu.hazards``; or "isa", also
             rules of the ISA on which GPUs are not known to insist.
         processes: how many processes share the clusters of a grid, see ``fa4.vgpu.processes``: results and reports are those of one. With
-            an observer or a scheduler of its own there is only one.
+            an observer, recorded sums or a scheduler of its own there is only one.
 
     Attributes:
         observer: told of launches, block entries and synchronisation, see ``fa4.vgpu.observe``; None, as at first, costs nothing.
         scheduler: what decides instead of ``schedule`` and ``seed``; see ``fa4.vgpu.choices``.
         captures: where this is a list, every launch is added to it, see ``fa4.vgpu.capture``.
+        sums: where this is a list, the order of every launch's additions is added to it, see ``fa4.vgpu.sums``.
     """
 
     def __init__(
@@ -222,6 +225,7 @@ class Gpu:
         self.memory = GlobalMemory()
         self.reports: list[Report] = []
         self.captures: list[Capture] | None = None
+        self.sums: list[Sums] | None = None
 
     def register_buffer(self, address: int, data: int | Array, name: str, writable: bool = True) -> Array:
         """Make ``data`` global memory at ``address``; its bytes as a flat array that shares them.
@@ -278,6 +282,9 @@ class Gpu:
         launch.explicit_cluster = cluster is not None
         if self.captures is not None:
             self.captures.append(self._capture(program, kernel, launch, params))
+        if self.sums is not None:
+            launch.sums = Sums(kernel)
+            self.sums.append(launch.sums)
         if self.observer is not None:
             self.observer.launch(launch, program)
         start = time.perf_counter()
@@ -286,7 +293,8 @@ class Gpu:
             self.memory.register(Buffer(variable.offset, np.frombuffer(bytearray(variable.data), np.uint8), variable.name, True))
         try:
             with np.errstate(all="ignore"):
-                alone = self.processes == 1 or clusters_of(launch) == 1 or self.observer is not None or self.scheduler is not None
+                watched = self.observer is not None or self.scheduler is not None or self.sums is not None
+                alone = self.processes == 1 or clusters_of(launch) == 1 or watched
                 if alone:
                     run_clusters(launch, range(clusters_of(launch)))
                 else:
@@ -297,6 +305,8 @@ class Gpu:
         finally:
             for variable in loaded:
                 self.memory.remove(variable.offset)
+        if launch.sums is not None:
+            launch.sums.finish(self.memory)
         report = launch_report(launch, time.perf_counter() - start)
         report = replace(report, kernel=kernel, grid=launch.grid, block=launch.block)
         self.reports.append(report)

@@ -138,3 +138,37 @@ def test_verify_catches_a_wrong_kernel(capsys, monkeypatch):
     output = capsys.readouterr().out
     assert "WRONG" in output
     assert "2 of 2 results leave their bound" in output
+
+
+@pytest.mark.vgpu
+@pytest.mark.compile
+def test_verify_gradients_and_their_bits(capsys, monkeypatch):
+    from fa4.cli import verify
+
+    monkeypatch.setattr(verify, "_LENGTHS", [(65, 40)])
+    monkeypatch.setattr(verify, "_BITS_LENGTHS", (40, 300))
+    monkeypatch.setattr(verify, "_MASKS", {"full": {}})
+    assert main(["verify", "--arch", "sm_100a", "--direction", "backward", "--deterministic", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines if line.startswith("D 64, full  ")] == ["out", "lse", "dq", "dk", "dv"]
+    assert lines[-2] == "all 5 results within their bound"
+    assert lines[-1] == "D 64, full, lengths (40, 300): 2 runs gave the same bits in out, lse, dq, dk, dv"
+
+
+@pytest.mark.vgpu
+def test_verify_catches_bits_that_change(capsys, monkeypatch):
+    """Its fault: a result that depends on the seed."""
+    import fa4
+    from fa4.cli import verify
+
+    def changing(q, k, v, **options):
+        out, lse = right(q, k, v, **options)
+        return out + 2.0**-6 * (fa4._settings.current().vgpu_seed == 1), lse
+
+    right = fa4.attention
+    monkeypatch.setattr(verify, "_LENGTHS", [])
+    monkeypatch.setattr(verify, "_MASKS", {"causal": {"causal": True}})
+    monkeypatch.setattr(verify, "_BITS_LENGTHS", (5, 9))
+    monkeypatch.setattr(fa4, "attention", changing)
+    assert main(["verify", "--deterministic", "2"]) == 1
+    assert "out differs in" in capsys.readouterr().out

@@ -59,6 +59,16 @@ def test_head_dims_of_v(asked):
     assert describe(asked[0]) == "forward bfloat16 head dim 192,128 causal sm_80"
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_backward_is_all_of_its_kernels_each_once(asked, capsys, deterministic):
+    flags = ["--deterministic"] if deterministic else []
+    assert main(["compile", "--arch", "sm_100a", "--head-dim", "64", "--direction", "backward", *flags]) == 0
+    assert [item.problem.direction for item in asked] == ["backward", "preprocess", "postprocess", "preprocess", "backward"]
+    assert {item.config.dlse for item in asked if item.problem.direction == "preprocess"} == {False, True}
+    assert [item.problem.deterministic for item in asked if item.problem.direction == "backward"] == [deterministic] * 2
+    assert f"backward bfloat16 head dim 64{' deterministic' if deterministic else ''} sm_100a" in capsys.readouterr().out
+
+
 def test_failures_are_listed_and_stop_nothing(asked, capsys):
     assert main(["compile", "--arch", "sm_80", "--head-dim", "32,64,300", "--causal", "--direction", "forward,backward"]) == 1
     captured = capsys.readouterr()

@@ -146,3 +146,11 @@ def test_colour_is_for_terminals_and_for_those_who_want_it(monkeypatch):
     assert [line.startswith("\x1b[") for line in coloured] == [True, True, True, True, False]
     monkeypatch.setenv("NO_COLOR", "1")
     assert highlight(code, Terminal()) == code
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("operation", ["preprocess", "postprocess", pytest.param("backward", marks=pytest.mark.slow)])
+def test_kernels_of_a_backward(capsys, compile_cache, operation):
+    with fa4.settings(cache=True, cache_dir=compile_cache):
+        assert main(["inspect", "--arch", "sm_100a", "--head-dim", "64", "--direction", operation, "--resources"]) == 0
+    assert "spills per thread" in capsys.readouterr().out

@@ -40,10 +40,20 @@ def test_packed_batch_and_options(tmp_path, capsys):
     assert svg.exists()
 
 
+def test_pairs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["schedule", "--backward", "--deterministic", "--pairs", "--seqlen", "2048", "--heads", "8", "--batch", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "74 pairs of SMs" in out
+    assert "128 tiles of 128 x 256" in out
+    assert "of the fast mode's" in out
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--deterministic", "add --backward"),
+        ("--pairs", "add --backward"),
         ("--arch sm_100", "write 'sm_100a'"),
         ("--heads 3 --heads-kv 2", "heads=3: must be a multiple of heads_kv=2"),
         ("--batch -1", "batch=-1"),

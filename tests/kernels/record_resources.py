@@ -1,6 +1,6 @@
 """Write the resources.json of a family anew for this toolchain, then review the diff.
 
-python tests/kernels/record_resources.py {ampere,blackwell} [default]
+python tests/kernels/record_resources.py {ampere,auxiliary,blackwell,blackwell-backward} [default]
 
 ``default`` compiles what the default run of the tests compiles. Without it entries of kernels that no test names any more are dropped.
 """
@@ -11,14 +11,20 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / sys.argv[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / sys.argv[1].partition("-")[0])]
 
 from conftest import compile_ptx  # noqa: E402
 from golden import write  # noqa: E402
 
 
 def main():
-    tests = import_module({"ampere": "test_forward_code", "blackwell": "test_blackwell_code"}[sys.argv[1]])
+    modules = {
+        "ampere": "test_forward_code",
+        "auxiliary": "test_auxiliary_code",
+        "blackwell": "test_blackwell_code",
+        "blackwell-backward": "test_backward_code",
+    }
+    tests = import_module(modules[sys.argv[1]])
     only_default = "default" in sys.argv[2:]
     facts = {}
     for task, arch, *configuration in tests.DEFAULT if only_default else dict.fromkeys(tests.DEFAULT + tests.FULL):

@@ -40,6 +40,14 @@ def on_host(x: torch.Tensor) -> torch.Tensor:
     return _relabelled(x, _CPU, 0)
 
 
+# Views, which torch's CUDA makes as its CPU does.
+_VIEWS = {
+    "as_strided": lambda x, *arguments: on_cuda(on_host(x).as_strided(*arguments), x.device.index),
+    "view": lambda x, size: on_cuda(on_host(x).view(size), x.device.index),
+    "split_with_sizes": lambda x, *arguments: [on_cuda(y, x.device.index) for y in on_host(x).split_with_sizes(*arguments)],
+}
+
+
 class _Exported:
     """A tensor for consumers that are not to ask torch about streams."""
 
@@ -74,7 +82,7 @@ class Devices:
 
     @contextmanager
     def installed(self, monkeypatch):
-        """In place of torch's CUDA: primitives of ``fa4.runtime.device``, and the two kernels of torch that a call needs."""
+        """In place of torch's CUDA: primitives of ``fa4.runtime.device``, and the kernels of torch that a call needs."""
         for name in ("capability", "current_stream", "on_device", "load"):
             monkeypatch.setattr(device, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
@@ -83,6 +91,8 @@ class Devices:
             warnings.simplefilter("ignore")  # where torch has CUDA, kernels are replaced
             library.impl("empty.memory_format", self._empty, "CUDA")
             library.impl("clone", self._clone, "CUDA")
+            for name, view in _VIEWS.items():
+                library.impl(name, view, "CUDA")
         forget()
         try:
             yield self

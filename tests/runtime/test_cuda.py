@@ -15,6 +15,7 @@ from host_cuda import Devices, on_cuda, on_host
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
+import fa4.ops  # registers the ops
 from fa4 import tuning
 from fa4.arch import get_arch
 from fa4.compiler import get
@@ -239,9 +240,11 @@ def test_an_architecture_that_is_not_the_device_s_is_refused(devices):
 def test_a_gradient_is_refused_before_anything_happens(devices):
     q, k, v = inputs_on(0)
     q.requires_grad_()
-    with pytest.raises(fa4.UnsupportedError, match=r"backend='cuda': no backward kernel .*backend 'cpu' serves this.*torch.no_grad"):
+    with pytest.raises(
+        fa4.UnsupportedError, match=r"backend='cuda': no backward kernel for sm_80 .*backend 'cpu' serves this.*torch.no_grad"
+    ):
         fa4.attention(q, k, v)
-    assert (devices.calls, devices.asked, devices.allocated) == ([], [], [])
+    assert (devices.calls, devices.asked, devices.allocated) == ([], [("capability", 0)], [])
     with torch.no_grad():
         assert not fa4.attention(q, k, v, causal=True).requires_grad
     assert len(devices.launches) == 1
@@ -326,3 +329,43 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
 
     check_attention(on_device_1, make_inputs(AttentionShape(1, 65, 129, 2, 1, 64)), backward=False, **options)
     assert devices.driver.error is None
+
+
+@pytest.mark.vgpu
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_where_the_virtual_gpu_takes_the_launches(devices, deterministic):
+    """The whole way of the backward op on CUDA tensors: three launches on their device's stream, workspace from torch, nothing else."""
+    gpu = Gpu("sm_100a")
+    devices.capabilities = (A100, (10, 0))
+    inputs = make_inputs(AttentionShape(1, 65, 129, 2, 1, 64))
+    options = (None, None, 0, 0.0, deterministic)
+    out, lse = torch.ops.fa4.attention_forward(inputs.q, inputs.k, inputs.v, *options, "vgpu", "sm_100a")
+    saved = inputs.q, inputs.k, inputs.v, out, lse
+    needed = [True] * 3
+    expected = torch.ops.fa4.attention_backward(inputs.dout, inputs.dlse, *saved, needed, *options, "vgpu", "sm_100a")
+    arguments = [on_cuda(x, 1) for x in (inputs.dout, inputs.dlse, *saved)]
+    original = cuda.run
+
+    def run(index, artifact, read, written, scalars, *, updated=()):
+        tensors = [on_host(x) for x in (*read, *updated, *written) if x is not None]
+
+        def execute(request):
+            with virtual.registered(gpu, [virtual.region(x.__dlpack__(), "tensors", True) for x in tensors]):
+                virtual.launch(gpu, virtual.parsed(artifact.ptx), request)
+
+        devices.on_launch = execute
+        original(index, artifact, read, written, scalars, updated=updated)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "run", run)
+        for _ in range(2):  # the second time everything is loaded
+            for record in (devices.launches, devices.calls, devices.allocated, devices.asked):
+                record.clear()
+            found = [on_host(x) for x in torch.ops.fa4.attention_backward(*arguments, needed, *options, "cuda", None)]
+    assert devices.driver.error is None
+    assert [request.kernel.split("_")[2] for request, *_ in devices.launches] == ["preprocess", "backward", "postprocess"]
+    assert {(index, stream) for _, index, stream in devices.launches} == {(1, devices.streams[1])}
+    assert {name for name, _ in devices.calls} == CAPTURED
+    assert len(devices.allocated) == 6  # lse, delta, sums with semaphores; dk, dv; dq
+    assert devices.asked == [("stream", 1)] * 3
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -178,6 +178,7 @@ def test_default_orders():
         return default_order(TileProblem(((512, 512),), 1, 2, 2, **options), deterministic)
 
     assert order() == "persistent"
+    assert order(backward=True) == "single"
     assert order(window=(None, 0)) == order(window=(64, None)) == "lpt"
     assert order(window=(None, 0), backward=True) == "lpt"
     assert order(True, window=(None, 0), backward=True) == order(True, backward=True) == "spt"

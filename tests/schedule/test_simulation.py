@@ -12,8 +12,10 @@ from test_order import problems
 
 from fa4.arch import ARCHS, get_arch
 from fa4.errors import UnsupportedError
+from fa4.problem import AttentionProblem
 from fa4.schedule import ORDERS, Schedule, TileProblem, default_order, list_schedule, longest_first, simulate, simulate_heads
 from fa4.schedule.simulation import TURN
+from fa4.tuning import blackwell_backward_config
 
 COSTS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 B200 = get_arch("sm_100a")
@@ -191,6 +193,27 @@ def test_deterministic_order_waits_least_with_shortest_first():
     assert results["spt"].makespan < 0.95 * results["lpt"].makespan
     for result in results.values():
         check_no_overlap(result)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("window", [(None, 0), (None, None)], ids=["causal", "full"])
+def test_what_determinism_costs(window, head_dim):
+    """In the configurations that the Blackwell backward gets, of single CTAs and of pairs: at most 1.15 of the fast mode; 1.033 today."""
+    steps = []
+    for deterministic in (False, True):
+        request = AttentionProblem.of("backward", "bfloat16", (head_dim, head_dim), window, 0.0, deterministic)
+        config = blackwell_backward_config(request, B200)
+        dims, tile = (head_dim, head_dim), (128, 128 * config.cluster)
+        problem = TileProblem(((8192, 8192),), 4, 16, 16, head_dims=dims, tile=tile, window=window, backward=True)
+        steps.append(simulate(Schedule.of(problem, config.order, B200), B200, deterministic, config.cluster).makespan)
+    assert config.cluster == (2 if head_dim == 128 else 1)
+    assert steps[1] <= 1.035 * steps[0] < 1.15 * steps[0]
+
+
+def test_row_order_would_cost_more():
+    """The bound above tells orders apart."""
+    fast, deterministic = (simulate(Schedule.of(causal(backward=True), "row", B200), B200, flag).makespan for flag in (False, True))
+    assert deterministic > 1.15 * fast
 
 
 def test_waiting_by_hand():

@@ -1,4 +1,4 @@
-"""What every forward kernel's host entry has in common: the call's tensors and numbers, and the kernel's stable name."""
+"""What every kernel's host entry has in common: the call's tensors and numbers, and the kernel's stable name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
-from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
+from fa4.config import padded_head_dim
 from fa4.kernels.common.mask import band_limits
 from fa4.kernels.common.modifier import aux_arguments
 from fa4.problem import AttentionProblem
@@ -61,19 +62,50 @@ def kernel_name(family: str, problem: AttentionProblem, suffix: str) -> str:
 def forward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
     """Arguments for ``cute.compile``: tensors of dynamic lengths and strides, the head dims static, absent numbers None."""
     batch, seqlen_q, seqlen_k, heads_q, heads_kv = (cute.sym_int() for _ in range(5))
-    dtype = DTYPES[problem.dtype]
-
-    def tensor(seqlen: Any, heads: Any, head_dim: int) -> Any:
-        strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
-        return make_fake_tensor(dtype, (batch, seqlen, heads, head_dim), (*strides, 1), assumed_align=16)
-
+    dtype, d, dv = DTYPES[problem.dtype], problem.head_dim, problem.head_dim_v
     lse = make_fake_tensor(Float32, (batch, heads_q, seqlen_q), (cute.sym_int64(), cute.sym_int64(), 1), assumed_align=4)
     return (
-        tensor(seqlen_q, heads_q, problem.head_dim),
-        tensor(seqlen_k, heads_kv, problem.head_dim),
-        tensor(seqlen_k, heads_kv, problem.head_dim_v),
-        tensor(seqlen_q, heads_q, problem.head_dim_v),
+        _operand(dtype, (batch, seqlen_q, heads_q, d)),
+        _operand(dtype, (batch, seqlen_k, heads_kv, d)),
+        _operand(dtype, (batch, seqlen_k, heads_kv, dv)),
+        _operand(dtype, (batch, seqlen_q, heads_q, dv)),
         lse,
+        *_numbers(problem),
+    )
+
+
+def backward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
+    """Likewise for the main kernel of a backward pass: q, k, v, dout, lse, delta, dq accumulator, semaphores, dk, dv, numbers."""
+    batch, seqlen_q, seqlen_k, heads_q, heads_kv, rows = (cute.sym_int() for _ in range(6))
+    dtype, d, dv = DTYPES[problem.dtype], problem.head_dim, problem.head_dim_v
+
+    def compact(element: Any, *shape: Any) -> Any:
+        return make_fake_compact_tensor(element, shape, stride_order=tuple(range(len(shape)))[::-1], assumed_align=16)
+
+    return (
+        _operand(dtype, (batch, seqlen_q, heads_q, d)),
+        _operand(dtype, (batch, seqlen_k, heads_kv, d)),
+        _operand(dtype, (batch, seqlen_k, heads_kv, dv)),
+        _operand(dtype, (batch, seqlen_q, heads_q, dv)),
+        compact(Float32, batch, heads_q, rows),
+        compact(Float32, batch, heads_q, rows),
+        compact(Float32, batch, heads_q, rows, padded_head_dim(d)),
+        compact(Int32, batch, heads_q, cute.sym_int()) if problem.deterministic else None,
+        _operand(dtype, (batch, seqlen_k, heads_kv, d)),
+        _operand(dtype, (batch, seqlen_k, heads_kv, dv)),
+        *_numbers(problem),
+    )
+
+
+def _operand(dtype: Any, shape: tuple[Any, ...]) -> Any:
+    """A tensor (B, S, H, D) of any strides but the last."""
+    strides = tuple(cute.sym_int64(divisibility=8) for _ in range(3))
+    return make_fake_tensor(dtype, shape, (*strides, 1), assumed_align=16)
+
+
+def _numbers(problem: AttentionProblem) -> tuple[Any, ...]:
+    """Scale, softcap, window bounds, stream."""
+    return (
         Float32(1.0),
         Float32(1.0) if problem.softcap else None,
         Int32(0) if problem.window[0] else None,

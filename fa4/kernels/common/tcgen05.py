@@ -46,10 +46,10 @@ def k_offset(rows: int, columns: int, along_rows: bool, step: int) -> int:
     return block * rows * row + within * ELEMENT_BYTES >> 4
 
 
-def instruction(dtype: Any, m: int, n: int, b_along_rows: bool) -> int:
-    """Instruction descriptor of kind f16: A (m, K) and B (n, K) of ``dtype``, float32 sums."""
+def instruction(dtype: Any, m: int, n: int, b_along_rows: bool = False, a_along_rows: bool = False) -> int:
+    """Instruction descriptor of kind f16: A (m, K), B (n, K) of ``dtype``, float32 sums; K along a row of their tiles, or across."""
     kind = {cutlass.Float16: 0, cutlass.BFloat16: 1}[dtype]
-    return 1 << 4 | kind << 7 | kind << 10 | int(b_along_rows) << 16 | n // 8 << 17 | m // 16 << 24
+    return 1 << 4 | kind << 7 | kind << 10 | int(a_along_rows) << 15 | int(b_along_rows) << 16 | n // 8 << 17 | m // 16 << 24
 
 
 NEGATE_A = 1 << 13

@@ -16,6 +16,7 @@ from fa4.vgpu.program import Op
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
+    from fa4.vgpu.sums import Sums
 
 Array = npt.NDArray[Any]
 
@@ -76,7 +77,18 @@ def atomic_update(g: Any, where: tuple[str, str, str, int], address: Array, valu
         g.store(space, address, np.broadcast_to(after, (g.n, *after.shape[1:])), dtype, vector, one)
         old[i] = before[0]
         one[lane] = False
+        sums = g.cta.launch.sums
+        if sums is not None and dtype[0] == "f" and name == "add" and not space.startswith("shared"):
+            _note(sums, g, int(address[lane]), operands[0])
     return old
+
+
+def _note(sums: Sums, g: Any, address: int, value: Array) -> None:
+    """Remember an addition to global memory; a generic address may lie elsewhere."""
+    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    buffer = g.memory.find(address, data.size)
+    if buffer is not None:
+        sums.note(g.cta.index, buffer, address, data)
 
 
 _FORMS = (

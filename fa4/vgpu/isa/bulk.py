@@ -130,7 +130,10 @@ def store(g: Any, op: Op, to: Array, source: Array, size: Array, how: tuple[str,
             raise blame(fault, g, lane) from None
         put = partial(_put, partial(global_bytes, g.memory, target, count, write=True), how)
         try:
-            g.cta.unit(BulkGroups).start(Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane), (begin, count)))
+            move = Store(partial(g.cta.shared.read, begin, count), put, g.issuer(op, lane), (begin, count))
+            if g.cta.launch.sums is not None and how[0] == "add" and "f" in how[1]:
+                move.addition = buffer, target
+            g.cta.unit(BulkGroups).start(move)
         except FaultError as fault:
             raise blame(fault, g, lane) from None
 

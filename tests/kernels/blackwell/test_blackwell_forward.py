@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from canaries import changed_canaries, embedded
 from forward_call import Options, attention, compiled, scalars
 from reported_cases import stepping_row_maximum
 
@@ -53,23 +54,6 @@ def assert_right(results, inputs, options):
 
 
 # Canaries
-
-SENTINEL = 0x5A
-
-
-def embedded(shape, padding, dtype):
-    """A tensor of ``shape`` inside a larger one whose bytes are all SENTINEL: ``padding`` elements before and after in each dimension."""
-    size = [n + 2 * more for n, more in zip(shape, padding, strict=True)]
-    memory = torch.empty(size, dtype=dtype)
-    memory.view(torch.uint8).fill_(SENTINEL)
-    inside = memory[tuple(slice(more, more + n) for n, more in zip(shape, padding, strict=True))]
-    return memory, inside
-
-
-def changed_canaries(memory, inside):
-    """Bytes outside of ``inside`` that are no longer SENTINEL; what is inside is overwritten."""
-    inside.view(torch.uint8).fill_(SENTINEL)
-    return int((memory.view(torch.uint8) != SENTINEL).sum())
 
 
 @pytest.mark.parametrize(("lengths", "dim"), [((65, 129), 64), ((300, 77), 64), ((1, 17), 40), ((130, 70), (128, 96))], ids=str)

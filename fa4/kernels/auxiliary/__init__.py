@@ -1,0 +1,1 @@
+"""Kernels around the main ones, the same for every architecture: before and after the backward."""

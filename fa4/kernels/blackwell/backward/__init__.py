@@ -1,0 +1,1 @@
+"""The backward kernel; ``kernel.BlackwellBackward`` is the entry."""

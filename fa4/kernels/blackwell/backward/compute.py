@@ -1,0 +1,159 @@
+"""The two compute warpgroups."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, const_expr
+
+from fa4.config import ROW_SLOTS, TMEM_LANES, WARP
+from fa4.kernels.blackwell.backward import exchange
+from fa4.kernels.blackwell.backward.context import Context, Work
+from fa4.kernels.blackwell.forward.context import Slot, following
+from fa4.kernels.blackwell.forward.softmax import load_columns, ones_from, store_columns
+from fa4.kernels.common.opaque import opaque
+from fa4.kernels.common.score import capped
+
+QUERIES = TMEM_LANES // 2
+"""Queries of a warpgroup."""
+CHUNK = 32
+"""Queries whose lse or delta is in registers at a time."""
+
+
+@cute.jit
+def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
+    """From S and dP to P and dS, a key and 64 queries for each thread.
+
+    Warps: eight, two warpgroups; ``half`` says which queries.
+    Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
+    Waits: row_full (lse and delta); s_full, dp_full.
+    Signals: p_ready, ds_ready.
+    Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and
+    to shared memory; ds_ready.
+
+    In a pair each CTA adds the dQ of half of the queries, and needs their dS for the keys of both: the warpgroup that has the other half
+    sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has
+    read it, here and there, and so that dS had arrived.
+    """
+    at = State(Slot(Int32(0), Int32(0)), Int32(0))
+    tiles, who = work.tiles, (half, thread)
+    for _ in cutlass.range(work.group, unroll=1):
+        for tile in cutlass.range(tiles.begin, tiles.full_begin, unroll=1):
+            at = visit(c, work, who, tile, at, True)
+        for tile in cutlass.range(tiles.full_begin, tiles.full_end, unroll=1):
+            at = visit(c, work, who, tile, at, False)
+        if const_expr(work.queries.right_limit is not None):
+            for tile in cutlass.range(tiles.full_end, tiles.end, unroll=1):
+                at = visit(c, work, who, tile, at, True)
+
+
+class State(NamedTuple):
+    """The slot of a tile's lse and delta, and the parity of its number."""
+
+    slot: Slot
+    phase: Int32
+
+
+@cute.jit
+def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: State, masked: cutlass.Constexpr[bool]) -> State:
+    """One query tile; returns what comes next."""
+    c.barriers.row_full.wait(at.slot.index, at.slot.phase)
+    c.barriers.s_full.wait(0, at.phase)
+    P = probabilities(c, work, who, tile, at.slot.index, masked)
+    c.barriers.p_ready.arrive(0)
+    dscores(c, P, who, at.slot.index, at.phase)
+    return State(following(at.slot, ROW_SLOTS), at.phase ^ 1)
+
+
+@cute.jit
+def probabilities(
+    c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, slot: Int32, masked: cutlass.Constexpr[bool]
+) -> cute.Tensor:
+    """P of this thread to tensor memory; returns it in float32, with softcap times the slope of the capping."""
+    half, thread = who
+    address, to = c.tmem + c.columns.S + half * QUERIES, c.tmem + c.columns.S + half * c.columns.second
+    P = cute.make_rmem_tensor(QUERIES, Float32)
+    load_columns(address, P, thread)
+    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
+        part = cute.make_tensor(P.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
+        slope = cute.make_rmem_tensor(CHUNK, Float32)
+        if const_expr(c.scalars.gain is not None):
+            for i in cutlass.range_constexpr(CHUNK):
+                part[i] = capped(part[i], c.scalars.gain)
+                slope[i] = 1.0 - 4.0 * part[i] * part[i]
+        if const_expr(masked):
+            hide(c, work, thread, tile * TMEM_LANES + half * QUERIES + chunk * CHUNK, part)
+        lse, scale = statistic(c.shared.sLSE, half, chunk, slot), c.scalars.scale_log2
+        for i in cutlass.range_constexpr(0, CHUNK, 2):
+            part[i], part[i + 1] = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
+        part.store(cute.math.exp2(part.load(), fastmath=True))
+        store_columns(to + chunk * (CHUNK // 2), rounded(c, part), thread)
+        if const_expr(c.scalars.gain is not None):
+            for i in cutlass.range_constexpr(0, CHUNK, 2):
+                part[i], part[i + 1] = cute.arch.mul_packed_f32x2((part[i], part[i + 1]), (slope[i], slope[i + 1]))
+    cute.arch.fence_view_async_tmem_store()
+    return P
+
+
+@cute.jit
+def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, phase: Int32) -> None:
+    """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
+    half, thread = who
+    address, to = c.tmem + c.columns.dP + half * QUERIES, c.tmem + c.columns.dP + half * c.columns.second
+    c.barriers.dp_full.wait(0, phase)
+    words = cute.make_rmem_tensor(QUERIES // 2, Float32)
+    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
+        dS = cute.make_rmem_tensor(CHUNK, Float32)
+        load_columns(address + chunk * CHUNK, dS, thread)
+        delta = statistic(c.shared.sDelta, half, chunk, slot)
+        for i in cutlass.range_constexpr(0, CHUNK, 2):
+            at = chunk * CHUNK + i
+            x, y = cute.arch.sub_packed_f32x2((dS[i], dS[i + 1]), (delta[i], delta[i + 1]))
+            dS[i], dS[i + 1] = cute.arch.mul_packed_f32x2((x, y), (P[at], P[at + 1]))
+        part = cute.make_tensor(words.iterator + chunk * (CHUNK // 2), cute.make_layout(CHUNK // 2))
+        part.store(rounded(c, dS).load())
+    store_columns(to, words, thread)  # where, in a pair, dP of the last chunk was
+    if const_expr(c.config.cta_pair):
+        c.barriers.dq_full.wait(0, phase ^ 1)
+    part = half
+    if const_expr(c.config.cta_pair):
+        part = c.rank if half == c.rank else Int32(c.config.cluster)
+    row = opaque(part * TMEM_LANES + thread)  # swizzled addresses are worked out here, not kept in registers
+    values = cute.make_tensor(cute.recast_ptr(words.iterator, dtype=c.dtype), cute.make_layout(QUERIES))
+    for i in cutlass.range_constexpr(QUERIES // 8):
+        source = cute.make_tensor(values.iterator + i * 8, cute.make_layout(8))
+        cute.autovec_copy(source, cute.local_tile(c.shared.sdS[row, None, 0], (8,), (i,)))
+    cute.arch.fence_view_async_tmem_store()
+    cute.arch.fence_proxy("async.shared", space="cta")
+    if const_expr(c.config.cta_pair):
+        if half != c.rank:
+            exchange.send(c, thread // WARP)
+    c.barriers.ds_ready.arrive(0)
+
+
+@cute.jit
+def statistic(source: cute.Tensor, half: Int32, chunk: cutlass.Constexpr[int], slot: Int32) -> cute.Tensor:
+    """Lse or delta of a chunk of queries: the same for all threads."""
+    values = cute.make_rmem_tensor(CHUNK, Float32)
+    cute.autovec_copy(cute.local_tile(source[None, slot], (CHUNK,), (half * (QUERIES // CHUNK) + chunk,)), values)
+    return values
+
+
+@cute.jit
+def rounded(c: Context, values: cute.Tensor) -> cute.Tensor:
+    """A chunk in the dtype, two in a word."""
+    found = cute.make_rmem_tensor(CHUNK, c.dtype)
+    found.store(values.load().to(c.dtype))
+    return cute.make_tensor(cute.recast_ptr(found.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
+
+
+@cute.jit
+def hide(c: Context, work: Work, thread: Int32, first_query: Int32, S: cute.Tensor) -> None:
+    """Set the scores of queries that do not see this thread's key to -inf: all of them where there is no such key."""
+    key = work.first_key + thread
+    end = work.queries.end_key(key) if key < c.seqlens[1] else Int32(0)
+    visible = ~ones_from(end - first_query) & ones_from(work.queries.first_key(key) - first_query)
+    for i in cutlass.range_constexpr(CHUNK):
+        S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf

@@ -1,0 +1,173 @@
+"""FlashAttention-4 backward for sm_100a and sm_103a (arXiv 2603.05451): the main kernel, a CTA or a pair of them for each key tile."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cuda.bindings.driver as cuda
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, const_expr
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward
+from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mma, reduce
+from fa4.kernels.blackwell.backward.context import Context, Tiles
+from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
+from fa4.kernels.blackwell.forward.kernel import Tma, by_head, sync_cluster
+from fa4.kernels.blackwell.forward.load import Source
+from fa4.kernels.blackwell.forward.storage import tile_layout
+from fa4.kernels.common.barrier import LEADER
+from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
+from fa4.kernels.common.score import ScoreScalars, score_scalars
+from fa4.problem import AttentionProblem
+from fa4.schedule.device import section_size, tile_order
+
+MMA, LOAD, EPILOGUE, RELAY = 12, 13, 14, 15
+"""Warps, after those of the compute (0-7) and reduce (8-11) warpgroups."""
+THREADS = 512
+
+
+class Rows(NamedTuple):
+    """What there is of each query: lse and delta (B, Hq, Sq rounded), the dQ accumulator, the semaphores of its blocks."""
+
+    mLSE: cute.Tensor
+    mDelta: cute.Tensor
+    mdQ: cute.Tensor
+    mSemaphore: cute.Tensor | None
+
+
+class BlackwellBackward:
+    """One compiled backward kernel: a problem class with a configuration."""
+
+    def __init__(self, problem: AttentionProblem, config: BlackwellBackwardConfig) -> None:
+        self.problem = problem
+        self.config = config
+        self.dtype = DTYPES[problem.dtype]
+        self.head_dims = problem.head_dim, problem.head_dim_v
+        check_blackwell_backward(config, *self.head_dims)
+
+    @property
+    def name(self) -> str:
+        """Stable name of the device function, without the suffix that the DSL adds."""
+        suffix = f"s{self.config.stages}" + "pair" * self.config.cta_pair + "ordered" * self.problem.deterministic
+        return kernel_name("blackwell", self.problem, suffix)
+
+    def compile_arguments(self) -> tuple[Any, ...]:
+        """Arguments for ``cute.compile``."""
+        return backward_arguments(self.problem)
+
+    @cute.jit
+    def __call__(  # the tensors of a backward pass
+        self,
+        mQ: cute.Tensor,
+        mK: cute.Tensor,
+        mV: cute.Tensor,
+        mdO: cute.Tensor,
+        mLSE: cute.Tensor,
+        mDelta: cute.Tensor,
+        mdQ: cute.Tensor,
+        mSemaphore: cute.Tensor | None,
+        mdK: cute.Tensor,
+        mdV: cute.Tensor,
+        softmax_scale: Float32,
+        softcap: Float32 | None,
+        window_left: Int32 | None,
+        window_right: Int32 | None,
+        stream: cuda.CUstream,
+    ) -> None:
+        """Launch on ``stream``.
+
+        Args:
+            mQ: queries (B, Sq, Hq, D) of the dtype.
+            mK: keys (B, Sk, Hkv, D).
+            mV: values (B, Sk, Hkv, Dv).
+            mdO: gradient of out (B, Sq, Hq, Dv).
+            mLSE: lse in log2 units (B, Hq, Sq rounded up to 128), float32; +inf in rows that see no key, or do not exist.
+            mDelta: rowsum(out * dout) - dlse, likewise; 0 in rows that do not exist.
+            mdQ: accumulator of dQ without scale (B, Hq, Sq rounded, D rounded), float32, zeroed; see ``fa4.kernels.common.dq_layout``.
+            mSemaphore: int32 (B, Hq, Sq rounded / 32), zeroed; None unless deterministic.
+            mdK: gradient of k (B, Sk, Hkv, D), written.
+            mdV: gradient of v (B, Sk, Hkv, Dv), written.
+            softmax_scale: factor on Q K^T.
+            softcap: as in the forward, None without.
+            window_left: likewise.
+            window_right: likewise.
+            stream: CUDA stream.
+        """
+        batch, seqlen_q, heads_q, _ = mQ.shape
+        seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
+        config = self.config
+        rows, blocks = heads_kv * batch, cute.ceil_div(seqlen_k, config.cluster * TMEM_LANES)
+        if blocks * rows > 0:
+            group = heads_q // heads_kv
+            operands = Int64(seqlen_q) * Int64(group) * (sum(self.head_dims) * ELEMENT_BYTES)
+            section = section_size(operands, Int64(rows), Int64(1), config.l2_budget)
+            order = tile_order(Int64(blocks), Int64(heads_kv), Int64(batch), section, config.order)
+            limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
+            load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO if config.cta_pair else tcgen05.CtaGroup.ONE)
+            shapes, store_op = tile_shapes(config, self.head_dims), cpasync.CopyBulkTensorTileS2GOp()
+            moves = [(mdK, shapes.K, store_op), (mdV, shapes.V, store_op)]
+            moves += [(mK, shapes.K, load_op), (mV, shapes.V, load_op), (mQ, shapes.Q, load_op), (mdO, shapes.dO, load_op)]
+            if const_expr(config.cta_pair):
+                moves += [(mQ, shapes.Qt, load_op), (mdO, shapes.dOt, load_op), (mK, shapes.Kt, load_op)]
+            atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, by_head(x), tile_layout(*tile, self.dtype), tile)) for x, tile, op in moves)
+            BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
+            numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
+            self.kernel(atoms, Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(
+                grid=[blocks * rows * config.cluster, 1, 1],
+                block=[THREADS, 1, 1],
+                cluster=[config.cluster, 1, 1] if const_expr(config.cta_pair) else None,
+                stream=stream,
+                min_blocks_per_mp=1,
+            )
+
+    @cute.kernel
+    def kernel(self, moves: tuple[Tma, ...], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles) -> None:
+        """Allocate, and hand each warp to its role.
+
+        No CTA of a pair signals the other before both have their barriers and tensor memory, and none leaves while the other may signal it.
+        """
+        dK, dV, K, V, Q, dO = moves[:6]
+        config = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread = cute.arch.thread_idx()[0] % (4 * WARP)
+        shared = allocate(config, self.head_dims, self.dtype)
+        if warp == MMA:
+            with cute.arch.elect_one():
+                shared.barriers.initialise(config)
+            cute.arch.mbarrier_init_fence()
+            cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
+        sync_cluster(config.cluster)
+        start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
+        rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
+
+        seqlens = Q.tensor.shape[0], K.tensor.shape[0]
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars)
+        if warp < 8:
+            cute.arch.setmaxregister_increase(config.registers[0])
+            half = warp // 4
+            work = c.work()
+            compute.run(c, work, half, thread)
+            epilogue.run(c, work, softmax_scale, half, thread)
+        elif warp < 12:
+            cute.arch.setmaxregister_increase(config.registers[1])
+            reduce.run(c, c.work(), per_row.mdQ, per_row.mSemaphore, thread)
+        else:
+            cute.arch.setmaxregister_decrease(config.registers[2])
+            if warp == MMA:
+                if rank == LEADER:
+                    mma.run(c, c.work())
+            elif warp == LOAD:
+                places = (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sQt, shared.sdOt, shared.sKt)
+                more = moves[6:] if const_expr(config.cta_pair) else (Q, dO, K)
+                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), strict=True)
+                load.run(c, c.work(), load.Sources(per_row.mLSE, per_row.mDelta, *(Source(*x, to, shape) for x, to, shape in loads)))
+            elif warp == EPILOGUE:
+                epilogue.store(c, c.work(), dV, dK)
+            elif warp == RELAY:
+                if const_expr(config.cta_pair):
+                    exchange.relay(c, c.work())
+        sync_cluster(config.cluster)
+        if warp == MMA:
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
+            cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)

@@ -1,0 +1,243 @@
+"""The MMA warp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, const_expr
+
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, padded_head_dim
+from fa4.kernels.blackwell.backward.context import Context, Work
+from fa4.kernels.blackwell.backward.storage import tile_shapes
+from fa4.kernels.blackwell.forward.context import Slot, following
+from fa4.kernels.blackwell.forward.mma import commit, tell
+from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
+
+TILE = TMEM_LANES
+"""Queries, and keys, of a tile."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tile of ``shape`` in shared memory, or the first of several; ``slot`` is what the next one adds to the descriptor."""
+
+    start: Int64
+    shape: tuple[int, int]
+
+    @staticmethod
+    def of(tile: cute.Tensor, shape: tuple[int, int]) -> Operand:
+        """The operand at a tensor's address."""
+        return Operand(descriptor(tile.iterator.toint(), *shape), shape)
+
+    def step(self, k: int, along_rows: bool, slot: Int32 | int = 0) -> Int64:
+        """Descriptor of a step of K, which runs along a row, or ``along_rows`` from row to row."""
+        return self.start + Int64(slot * (self.shape[0] * self.shape[1] * ELEMENT_BYTES >> 4)) + k_offset(*self.shape, along_rows, k)
+
+
+@dataclass(frozen=True)
+class Products:
+    """The instruction of S, which may negate K, and operands, those of a pair's gradients last. Without a pair Qt is Q, and so on."""
+
+    kq: Int32
+    K: Operand
+    V: Operand
+    Q: Operand
+    dO: Operand
+    Qt: Operand
+    dOt: Operand
+    Kt: Operand
+    dS: Operand
+
+
+class State(NamedTuple):
+    """The slot of a tile's Q, and its number."""
+
+    slot: Slot
+    step: Int32
+
+
+@cute.jit
+def scores(c: Context, p: Products, state: State) -> None:
+    """S^T = K Q^T; then s_full."""
+    c.barriers.q_full.wait(state.slot.index, state.slot.phase)
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(p.K.shape[1] // K_STEP):
+            a, b = p.K.step(k, False), p.Q.step(k, False, state.slot.index)
+            multiply_ss(c.tmem + c.columns.S, a, b, p.kq, Int32(k > 0), c.config.cluster)
+        tell(c, c.barriers.s_full.at(0))
+        if const_expr(c.config.cta_pair):
+            tell(c, c.barriers.q_empty.at(0))
+
+
+@cute.jit
+def dprobabilities(c: Context, p: Products, state: State) -> None:
+    """dP^T = V dO^T; then dp_full."""
+    c.barriers.do_full.wait(0, state.step & 1)
+    how = Int32(instruction(c.dtype, c.tile_n, TILE))
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
+            multiply_ss(c.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0), c.config.cluster)
+        tell(c, c.barriers.dp_full.at(0))
+        if const_expr(c.config.cta_pair or c.columns.serial):
+            tell(c, c.barriers.do_empty.at(0))
+
+
+@cute.jit
+def dvalues(c: Context, p: Products, state: State) -> None:
+    """DV += P^T dO, when P is there; then dO is free, where it came last."""
+    b = c.barriers
+    b.p_ready.wait(0, state.step & 1)
+    if const_expr(c.config.cta_pair):
+        b.dot_full.wait(0, state.step & 1)
+    transposed(c, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1])), p.dOt, 0, state.step)
+    if const_expr(not c.columns.serial):
+        commit(c, (b.dot_empty if const_expr(c.config.cta_pair) else b.do_empty).at(0))
+
+
+@cute.jit
+def dkeys(c: Context, p: Products, state: State) -> None:
+    """DK += dS^T Q; then Q is free."""
+    b = c.barriers
+    if const_expr(c.config.cta_pair):
+        b.qt_full.wait(0, state.step & 1)
+    transposed(c, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0])), p.Qt, state.slot.index, state.step)
+    commit(c, b.qt_empty.at(0) if const_expr(c.config.cta_pair) else b.q_empty.at(state.slot.index))
+
+
+@cute.jit
+def transposed(c: Context, columns: cutlass.Constexpr[tuple[int, int, int]], b: Operand, slot: Int32 | int, step: Int32) -> None:
+    """D (+)= A B of ``columns`` (where D is, where A is, how many D has): A (keys, queries) in two parts of 64 queries."""
+    to, a, n = columns
+    how = Int32(instruction(c.dtype, c.tile_n, n, b_along_rows=True))
+    half = TILE // K_STEP // 2
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(2 * half):
+            keep = Int32(step > 0) if const_expr(k == 0) else Int32(1)
+            at = a + k // half * c.columns.second + k % half * (K_STEP // 2)
+            multiply_ts(c.tmem + to, c.tmem + at, b.step(k, True, slot), how, keep, c.config.cluster)
+
+
+@cute.jit
+def dqueries(c: Context, p: Products, state: State) -> None:
+    """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full."""
+    how = Int32(instruction(c.dtype, TILE, padded_head_dim(c.head_dims[0]), b_along_rows=True, a_along_rows=True))
+    c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(c.tile_n // K_STEP):
+            multiply_ss(c.tmem + c.columns.dQ, p.dS.step(k, True), p.Kt.step(k, True), how, Int32(k > 0), c.config.cluster)
+        tell(c, c.barriers.dq_full.at(0))
+
+
+@cute.jit
+def from_scores(c: Context, p: Products, state: State) -> None:
+    """Both products that need dS. What comes last hides whether the reduce warps are quick: dK where dQ can come before it."""
+    c.barriers.ds_ready.wait(0, state.step & 1)
+    if const_expr(c.columns.dq_apart):
+        dqueries(c, p, state)
+        dkeys(c, p, state)
+    else:
+        dkeys(c, p, state)
+        dqueries(c, p, state)
+
+
+@cute.jit
+def run(c: Context, work: Work) -> None:
+    """Issue all products.
+
+    Warps: one; an elected lane issues.
+    Owns: S, dP, dQ (until others read them), dV and dK in tensor memory.
+    Waits: k_full, v_full; q_full, do_full; p_ready before dV; ds_ready before dK and dQ; dq_empty before what overwrites dQ.
+    Signals: s_full, dp_full, dq_full, q_empty, do_empty; at the end dv_full, dk_full; all by commit.
+    Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
+    last. With D + Dv > 256 (``serial``) S, dV, dP, dK, dQ of one tile before the next.
+
+    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for moved before dQ; it signals qt_empty and
+    dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
+    """
+    kq = Int32(instruction(c.dtype, c.tile_n, TILE))
+    if const_expr(c.scalars.flip_q is not None):
+        kq = kq | NEGATE_A if c.scalars.flip_q != 0 else kq
+    shared, shapes = c.shared, tile_shapes(c.config, c.head_dims)
+    firsts = ((shared.sK, shapes.K), (shared.sV, shapes.V), (shared.sQ, shapes.Q), (shared.sdO, shapes.dO))
+    more, dS = (firsts[2], firsts[3], firsts[0]), (TILE, TILE)
+    if const_expr(c.config.cta_pair):
+        more, dS = ((shared.sQt, shapes.Qt), (shared.sdOt, shapes.dOt), (shared.sKt, shapes.Kt)), (c.tile_n, TILE // 2)
+    p = Products(kq, *(Operand.of(*tile) for tile in (*firsts, *more, (shared.sdS, dS))))
+    if work.steps > 0:
+        c.barriers.k_full.wait(0, 0)
+        if const_expr(c.config.cta_pair):
+            paired(c, p, work)
+        elif const_expr(c.columns.serial):
+            one_by_one(c, p, work)
+        else:
+            overlapped(c, p, work)
+        commit(c, c.barriers.dk_full.at(0))
+
+
+@cute.jit
+def overlapped(c: Context, p: Products, work: Work) -> None:
+    """The steady state: the tensor core has two products to do while the compute warps turn S into P, and two more before they have dS."""
+    state = State(Slot(Int32(0), Int32(0)), Int32(0))
+    scores(c, p, state)
+    c.barriers.v_full.wait(0, 0)
+    dprobabilities(c, p, state)
+    dvalues(c, p, state)
+    for step in cutlass.range(1, work.steps, unroll=1):
+        new = State(following(state.slot, c.config.stages), step)
+        scores(c, p, new)
+        from_scores(c, p, state)
+        if const_expr(c.columns.dQ < c.columns.dP + TILE):  # dP overwrites dQ
+            c.barriers.dq_empty.wait(0, state.step & 1)
+        dprobabilities(c, p, new)
+        dvalues(c, p, new)
+        state = new
+    commit(c, c.barriers.dv_full.at(0))
+    from_scores(c, p, state)
+
+
+@cute.jit
+def paired(c: Context, p: Products, work: Work) -> None:
+    """A pair: dQ goes where S of the next tile was, once P of that is there; before another S it must have been read."""
+    state = State(Slot(Int32(0), Int32(0)), Int32(0))
+    scores(c, p, state)
+    c.barriers.v_full.wait(0, 0)
+    dprobabilities(c, p, state)
+    dvalues(c, p, state)
+    c.barriers.kt_full.wait(0, 0)
+    for step in cutlass.range(1, work.steps, unroll=1):
+        new = State(following(state.slot, 1), step)
+        c.barriers.dq_empty.wait(0, step & 1)
+        scores(c, p, new)
+        c.barriers.ds_ready.wait(0, state.step & 1)
+        dkeys(c, p, state)
+        dprobabilities(c, p, new)
+        c.barriers.p_ready.wait(0, step & 1)
+        c.barriers.moved.wait(0, state.step & 1)
+        dqueries(c, p, state)
+        dvalues(c, p, new)
+        state = new
+    commit(c, c.barriers.dv_full.at(0))
+    c.barriers.ds_ready.wait(0, state.step & 1)
+    dkeys(c, p, state)
+    c.barriers.moved.wait(0, state.step & 1)
+    dqueries(c, p, state)
+
+
+@cute.jit
+def one_by_one(c: Context, p: Products, work: Work) -> None:
+    """Where S, dP and dQ overlap: P gives way to dP, and S waits for dQ to be read."""
+    state = State(Slot(Int32(0), Int32(0)), Int32(0))
+    for step in cutlass.range(work.steps, unroll=1):
+        c.barriers.dq_empty.wait(0, step & 1 ^ 1)
+        scores(c, p, state)
+        c.barriers.do_full.wait(0, step & 1)
+        dvalues(c, p, state)
+        if step == 0:
+            c.barriers.v_full.wait(0, 0)
+        dprobabilities(c, p, state)
+        from_scores(c, p, state)
+        state = State(following(state.slot, c.config.stages), step + 1)
+    commit(c, c.barriers.dv_full.at(0))

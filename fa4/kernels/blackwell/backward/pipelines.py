@@ -1,0 +1,133 @@
+"""The barriers of the kernel as data: who waits for whom, and how many arrivals complete a phase.
+
+::
+
+    load --k_full v_full-->  mma  --s_full dp_full dv_full dk_full-->  compute --dv_ready dk_ready--> epilogue
+         --q_full do_full->       <------p_ready ds_ready------------
+         <-q_empty do_empty-      --dq_full-->  reduce
+         |                        <-dq_empty--
+         +--row_full (lse, delta)-----------------------------------> compute
+
+What needs no barrier, since the tensor core works in order:
+
+- S of the next tile goes where P was: it is issued behind the product that reads P.
+- dS is written over the one before in tensor memory after ``dp_full``: dP was issued behind the product that reads dS there.
+- lse and delta of a tile are free when its Q is, for dK: that product is issued after ``ds_ready``, so after the compute warps read them.
+
+In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory:
+the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits arrive in both. A pair has barriers of its own, ``PAIRED``::
+
+    load --qt_full dot_full kt_full-->  mma        halves of Q, dO, K along the other dimension
+         <-qt_empty dot_empty---------
+    compute --sent-->  relay of the other CTA --moved-->  mma       half of dS
+    mma --dq_full-->  compute                      dS in shared memory has been read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int64
+
+from fa4.config import ROW_SLOTS, BlackwellBackwardConfig
+from fa4.kernels.common.barrier import Barrier
+
+WARPS = 4
+"""Warps of a warpgroup: each arrives once, after all its lanes have done their part."""
+
+# name: (arrivals, whether there is one for each tile of Q in shared memory rather than a single one)
+GRAPH = {
+    "k_full": (1, False),  # load, with the bytes of K, to mma
+    "v_full": (1, False),  # load, with the bytes of V, to mma
+    "q_full": (1, True),  # load, with the bytes of Q, to mma
+    "q_empty": (1, True),  # mma, by commit: S and dK of the tile are complete; in a pair, S
+    "row_full": (1, True),  # load, with the bytes of lse and delta, to compute
+    "do_full": (1, False),  # load, with the bytes of dO, to mma
+    "do_empty": (1, False),  # mma, by commit: dP and dV of the tile are complete; in a pair, dP
+    "s_full": (1, False),  # mma, by commit: S is complete
+    "p_ready": (2 * WARPS, False),  # compute: P is in tensor memory, and S has been read
+    "dp_full": (1, False),  # mma, by commit: dP is complete, and so are the products that read the dS before
+    "ds_ready": (2 * WARPS, False),  # compute: dS is in tensor and in shared memory, and dP has been read
+    "dq_full": (1, False),  # mma, by commit: dQ is complete
+    "dq_empty": (WARPS, False),  # reduce has read it
+    "dv_full": (1, False),  # mma, by commit: dV is complete, and V is no longer read
+    "dk_full": (1, False),  # mma, by commit: dK is complete, and K is no longer read
+    "dv_ready": (2 * WARPS, False),  # compute to epilogue: dV is where V was
+    "dk_ready": (2 * WARPS, False),  # compute to epilogue: dK is where K was
+}
+# Those that only a pair has.
+PAIRED = {
+    "kt_full": (1, False),  # load, with the bytes of half of the columns of K, to mma
+    "qt_full": (1, False),  # load, with those of Q, to mma
+    "qt_empty": (1, False),  # mma, by commit: dK of the tile is complete
+    "dot_full": (1, False),  # load, with those of dO, to mma
+    "dot_empty": (1, False),  # mma, by commit: dV of the tile is complete
+    "sent": (1, False),  # relay, with the bytes of dS that the other CTA sends
+    "moved": (1, False),  # relay to mma: they have come
+}
+JOINT = ("p_ready", "ds_ready", "dq_empty", "moved")
+"""In a pair warps of both CTAs arrive at the leader's."""
+
+TENSOR_MEMORY = ("s_full", "p_ready", "dp_full", "ds_ready", "dq_full", "dq_empty", "dv_full", "dk_full")
+"""Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """The barriers of ``GRAPH``, and those of ``PAIRED``, which do not exist without a pair."""
+
+    k_full: Barrier
+    v_full: Barrier
+    q_full: Barrier
+    q_empty: Barrier
+    row_full: Barrier
+    do_full: Barrier
+    do_empty: Barrier
+    s_full: Barrier
+    p_ready: Barrier
+    dp_full: Barrier
+    ds_ready: Barrier
+    dq_full: Barrier
+    dq_empty: Barrier
+    dv_full: Barrier
+    dk_full: Barrier
+    dv_ready: Barrier
+    dk_ready: Barrier
+    kt_full: Barrier
+    qt_full: Barrier
+    qt_empty: Barrier
+    dot_full: Barrier
+    dot_empty: Barrier
+    sent: Barrier
+    moved: Barrier
+
+    @staticmethod
+    def counts(config: BlackwellBackwardConfig) -> dict[str, list[int]]:
+        """Arrivals of each mbarrier, in the order they lie in memory."""
+        graph = {**GRAPH, **(PAIRED if config.cta_pair else {})}
+        rings = {"row_full": ROW_SLOTS}
+        return {
+            name: [arrivals * (config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
+            for name, (arrivals, ring) in graph.items()
+        }
+
+    @staticmethod
+    def allocate(allocator: Any, config: BlackwellBackwardConfig) -> Barriers:
+        """Shared memory for all of them."""
+        counts = Barriers.counts(config)
+        start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
+        barriers, at = dict.fromkeys(PAIRED, Barrier(start)), 0
+        for name, each in counts.items():
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, (name in TENSOR_MEMORY,) * 2)
+            at += len(each)
+        return Barriers(**barriers)
+
+    @cute.jit
+    def initialise(self, config: cutlass.Constexpr[BlackwellBackwardConfig]) -> None:
+        """By one thread, before any other uses them."""
+        for i, count in enumerate(chain.from_iterable(Barriers.counts(config).values())):
+            cute.arch.mbarrier_init(self.k_full.start + i, count)

@@ -1,0 +1,88 @@
+"""What lies where in shared memory; tensor memory is ``fa4.config.backward_columns``.
+
+Tensor memory (512 columns of 128 lanes x 32 bits), a lane for each of the CTA's keys; dQ alone has a lane for each query. D 128::
+
+    0        128       256                             384                             512
+    | dV      | dK      | S: P . P .                    | dP: dS . dS .    dQ over it  |
+
+S and dP are computed transposed, keys by queries, so that P^T and dS^T are operands where they lie: dV += P^T dO, dK += dS^T Q. Each of the
+two compute warpgroups has 64 queries, 64 columns, of which P, in 16 bits, takes 32 and leaves the others unused: no warpgroup writes where
+another one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0 to 63, the second half of their columns in the others::
+
+    | dV      | dK      | S: P dQ  dQ P                 | dP: dS . . dS                |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, memory
+
+from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, padded_head_dim
+from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
+from fa4.kernels.blackwell.forward.storage import tiles
+from fa4.kernels.common.dq_layout import VECTOR
+
+
+class Shapes(NamedTuple):
+    """Rows and columns of a CTA's tiles of the operands; the last three of a pair alone."""
+
+    K: tuple[int, int]
+    V: tuple[int, int]
+    Q: tuple[int, int]
+    dO: tuple[int, int]
+    Qt: tuple[int, int]
+    dOt: tuple[int, int]
+    Kt: tuple[int, int]
+
+
+def tile_shapes(config: BlackwellBackwardConfig, head_dims: tuple[int, int]) -> Shapes:
+    """Of a pair each CTA has half of the operands that both multiply by: rows of Q and dO for S and dP, columns for the gradients."""
+    (d, dv), n, half = map(padded_head_dim, head_dims), TMEM_LANES, TMEM_LANES // config.cluster
+    return Shapes((n, d), (n, dv), (half, d), (half, dv), (n, d // 2), (n, dv // 2), (2 * n, d // 2))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tiles of ``tile_shapes`` in shared memory, the last mode of each the slot.
+
+    Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
+    queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
+    the other CTA. ``sLSE`` and ``sDelta`` are float32 (queries, slot); ``sdQ`` float32 (columns, row, group of columns, warp, 2), in the
+    order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V were.
+    """
+
+    barriers: Barriers
+    tmem_address: cute.Pointer
+    sLSE: cute.Tensor
+    sDelta: cute.Tensor
+    sdQ: cute.Tensor
+    sK: cute.Tensor
+    sV: cute.Tensor
+    sQ: cute.Tensor
+    sdO: cute.Tensor
+    sdS: cute.Tensor
+    sQt: cute.Tensor
+    sdOt: cute.Tensor
+    sKt: cute.Tensor
+
+
+def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype: Any) -> Shared:
+    """Lay the tiles out; sizes are those of ``fa4.config.backward_shared_memory``."""
+    allocator = memory.SmemAllocator()
+    barriers = Barriers.allocate(allocator, config)
+    address = allocator.allocate_array(Int32, 1)
+    lse, delta = (allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, ROW_SLOTS)), 16) for _ in range(2))
+
+    def tile(shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
+        size = shape[0] * shape[1]
+        return tiles(allocator.allocate_array(dtype, slots * size, byte_alignment=1024), shape, (slots, size))
+
+    shapes = tile_shapes(config, head_dims)
+    sK, sV, sQ, sdO = tile(shapes.K), tile(shapes.V), tile(shapes.Q, config.stages), tile(shapes.dO)
+    sdS = tile((TMEM_LANES * (config.cluster + 1 if config.cta_pair else 2), TMEM_LANES // 2))
+    others = (tile(shapes.Qt), tile(shapes.dOt), tile(shapes.Kt)) if config.cta_pair else (sQ, sdO, sK)
+    sdQ = allocator.allocate_tensor(Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 2)), 128)
+    return Shared(barriers, address, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)

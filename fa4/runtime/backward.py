@@ -1,0 +1,91 @@
+"""The backward pass on GPU kernels, whatever executes them: before, main and after, with the memory that they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fa4 import tuning
+from fa4.compiler import get
+from fa4.compiler.artifact import Artifact
+from fa4.config import ROW_TILE, padded_head_dim
+from fa4.kernels.common.dq_layout import BLOCK_ROWS
+from fa4.problem import AttentionOptions
+from fa4.runtime.forward import Scalar, compiled_for, numbers, options_class
+from fa4.runtime.tensors import dense_operand, kernel_operand
+
+
+class Execute(Protocol):
+    """Runs the host code of an artifact, see ``fa4.runtime.virtual.run``."""
+
+    def __call__(
+        self,
+        artifact: Artifact,
+        inputs: tuple[Tensor | None, ...],
+        outputs: tuple[Tensor | None, ...],
+        scalars: tuple[Scalar, ...],
+        *,
+        updated: tuple[Tensor | None, ...] = (),
+    ) -> None:
+        """Tensors that are read, written, and read and written, and numbers."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a backward pass starts from.
+
+    q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), out and dout (B, Sq, Hq, Dv), lse and dlse (B, Hq, Sq) float32, any strides.
+    An absent dout or dlse is zero. ``needed`` says which of dq, dk and dv are wanted.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor | None
+    dlse: Tensor | None
+    needed: tuple[bool, bool, bool] = (True, True, True)
+
+
+def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execute: Execute) -> tuple[Tensor | None, ...]:
+    """``(dq, dk, dv)`` by the kernels of ``arch``, contiguous, in the dtype of q; None where not needed.
+
+    Three launches: row sums and zeros; the main kernel; and, where dq is needed, its sums in dq's dtype. Beside the results they use
+    4 bytes * B * Hq * Sq rounded up to 128 * (D rounded up to 16 + 2), and in deterministic mode B * Hq * Sq / 8 bytes for semaphores,
+    which the first launch resets. An operand that a kernel cannot read, and an expanded dout, is copied once.
+
+    Raises:
+        CompileError, UnsupportedError: there is no kernel for this request.
+    """
+    q, k, v = saved.q, saved.k, saved.v
+    batch, seqlen, heads, head_dim = q.shape
+    if batch * seqlen * k.shape[1] == 0:
+        dq, dk, dv = (x.new_zeros(x.shape) if need else None for x, need in zip((q, k, v), saved.needed, strict=True))
+        return dq, dk, dv
+    dout = q.new_zeros(saved.out.shape) if saved.dout is None else dense_operand(saved.dout)
+    deterministic = options.deterministic
+    rounded, columns = -(-seqlen // ROW_TILE) * ROW_TILE, padded_head_dim(head_dim)
+    lse_log2, delta = (q.new_empty((batch, heads, rounded), dtype=torch.float32) for _ in range(2))
+    sums, blocks = batch * heads * rounded * columns, batch * heads * rounded // BLOCK_ROWS
+    zeros = q.new_empty(sums + blocks * deterministic, dtype=torch.float32)
+    dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
+    semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
+
+    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), deterministic)
+    before, after = tuning.around_backward(problem, saved.dlse is not None)
+    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
+
+    dk, dv = (x.new_empty(x.shape) for x in (k, v))
+    operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
+    updated = dq_sums.view(batch, heads, rounded, columns), semaphores
+    execute(get(problem, config, arch), (*operands, lse_log2, delta), (dk, dv), numbers(problem, options), updated=updated)
+
+    dq = None
+    if saved.needed[0]:
+        dq = q.new_empty(q.shape)
+        execute(get(*after, arch), (dq_sums,), (dq,), (options.softmax_scale,))
+    return dq, dk if saved.needed[1] else None, dv if saved.needed[2] else None

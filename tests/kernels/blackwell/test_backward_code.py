@@ -1,0 +1,142 @@
+"""What the compiler makes of the Blackwell backward: registers, memories, the instructions of a trip by role. Nothing is executed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from golden import assert_recorded
+from ptx_loops import loops
+from test_blackwell_code import KINDS, MASKS, tmem_columns
+
+from fa4.arch import get_arch
+from fa4.config import backward_columns, backward_shared_memory, padded_head_dim, swizzle_columns
+from fa4.inspection.ptx import opcodes
+from fa4.kernels.blackwell.backward.kernel import BlackwellBackward
+from fa4.problem import AttentionProblem
+from fa4.tuning import blackwell_backward_config
+
+pytestmark = pytest.mark.compile
+
+GOLDEN = Path(__file__).with_name("backward_resources.json")
+
+
+def problem(head_dim, mask="full", dtype="bfloat16", head_dim_v=None, **features):
+    return AttentionProblem("backward", dtype, head_dim, head_dim_v or head_dim, **MASKS[mask], **features)
+
+
+# Those that other tests run by default, so that they are compiled once.
+DEFAULT = [
+    (problem(64, "causal"), "sm_100a"),
+    (problem(128), "sm_100a"),
+    (problem(128, "causal", deterministic=True), "sm_100a"),
+    (problem(192, "causal", head_dim_v=128), "sm_100a"),
+]
+FULL = [
+    (problem(d, mask, dtype, dv, **features), "sm_100a")
+    for d, dv in ((64, 64), (96, 96), (128, 128), (192, 128))
+    for mask, dtype, features in (
+        ("full", "bfloat16", {}),
+        ("causal", "bfloat16", {}),
+        ("causal", "bfloat16", {"deterministic": True}),
+        ("causal", "float16", {}),
+        ("window", "bfloat16", {"softcap": True}),
+        ("window", "bfloat16", {"deterministic": True}),
+    )
+]
+FULL += [(problem(128, "causal"), "sm_103a")]
+CASES = [pytest.param(*case) for case in DEFAULT]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
+
+MORE = {
+    **KINDS,
+    "packed": ("fma.rn.f32x2", "add.rn.f32x2", "sub.rn.f32x2", "mul.rn.f32x2"),
+    "select": ("selp.f32", "selp.b32"),
+    "reduce-add": "cp.reduce.async.bulk",
+    "shared load": "ld.shared",
+    "shared store": "st.shared",
+    "send": "cp.async.bulk.shared::cluster.shared::cta",
+    "acquire": "ld.acquire",
+    "release": "red.release",
+}
+SIGNS = {"mma": "mma", "load": "tma load", "compute": "ex2", "reduce": "reduce-add"}
+"""What only one role's loop has."""
+
+
+def identifier(value):
+    if isinstance(value, str):
+        return value
+    name = BlackwellBackward(value, blackwell_backward_config(value, get_arch("sm_100a"))).name
+    return name.removeprefix("fa4_blackwell_backward_")
+
+
+def test_memory_table_of_the_page():
+    page = Path(__file__).parents[3] / "docs" / "kernels" / "blackwell-backward.md"
+    rows = re.findall(
+        r"^\| (\d+), (\d+) \| (pair|one CTA)(, serial)? \| (\d+) \| (\d+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) == 4
+    for d, dv, kind, serial, size, columns in rows:
+        dims = int(d), int(dv)
+        config, found = blackwell_backward_config(problem(dims[0], head_dim_v=dims[1]), get_arch("sm_100a")), backward_columns(*dims)
+        assert (kind == "pair", bool(serial)) == (config.cta_pair, not config.cta_pair and found.serial)
+        assert int(size) == backward_shared_memory(config, *dims).size
+        assert int(columns) == backward_columns(*dims, config.cta_pair).end
+
+
+def trips(ptx):
+    """Instructions of a trip of each loop over query tiles, by role, in the order of the text; branches that a trip may skip count too."""
+    found = {role: [] for role in SIGNS}
+    for body in loops(ptx, *(MORE[kind] for kind in ("mma", "tma load", "reduce-add")), "ex2."):
+        counts = Counter()
+        for opcode in opcodes("\n".join(body)):
+            counts.update(kind for kind, begins in MORE.items() if opcode.startswith(begins))
+        (role,) = [role for role, sign in SIGNS.items() if counts[sign]]
+        found[role].append({kind: counts[kind] for kind in MORE if counts[kind]})
+    return found
+
+
+def facts(compiled):
+    """What backward_resources.json records: [registers, stack, spill stores, spill loads, shared memory], columns, and trips."""
+    return {"resources": compiled.resources, "tmem": tmem_columns(compiled.ptx), **trips(compiled.ptx)}
+
+
+@pytest.mark.parametrize(("task", "arch"), CASES, ids=identifier)
+class TestCompiled:
+    def test_facts_are_the_recorded_ones(self, compile_ptx, task, arch):
+        compiled = compile_ptx(task, arch)
+        assert_recorded(GOLDEN, compiled, arch, facts(compiled))
+
+    def test_loops(self, compile_ptx, task, arch):
+        """One for each role, but for compute: with and without a mask, and again with one where the left side is bounded."""
+        found = trips(compile_ptx(task, arch).ptx)
+        each = 3 if task.window[0] else 2
+        assert {role: len(loops) for role, loops in found.items()} == {"mma": 1, "load": 1, "compute": each, "reduce": 1}
+        assert found["compute"][0] == found["compute"][-1] or each == 2
+
+    def test_products_and_copies_per_trip(self, compile_ptx, task, arch):
+        config = blackwell_backward_config(task, get_arch(arch))
+        found = trips(compile_ptx(task, arch).ptx)
+        d, dv = map(padded_head_dim, (task.head_dim, task.head_dim_v))
+        # S and dP over head dims, dV and dK over queries, dQ over the keys of the cluster
+        (mma,), (load,) = found["mma"], found["load"]
+        assert mma["mma"] == (d + dv + 2 * 128 + config.cluster * 128) // 16
+        boxes = [x // swizzle_columns(x) for x in (d, dv, *((d // 2, dv // 2) if config.cta_pair else ()))]
+        assert load["tma load"] == sum(boxes)
+        assert all(trip["ex2"] == 64 * (2 if task.softcap else 1) for trip in found["compute"])
+
+    def test_nothing_spills(self, compile_ptx, task, arch):
+        compiled = compile_ptx(task, arch)
+        assert compiled.resources[1:4] == [0, 0, 0]
+        assert ".local" not in compiled.ptx
+
+    def test_memory_is_the_budget(self, compile_ptx, task, arch):
+        config = blackwell_backward_config(task, get_arch(arch))
+        compiled = compile_ptx(task, arch)
+        assert compiled.shared == backward_shared_memory(config, task.head_dim, task.head_dim_v).size
+        assert backward_columns(task.head_dim, task.head_dim_v, config.cta_pair).end <= tmem_columns(compiled.ptx) == 512
+
+    def test_name(self, compile_ptx, task, arch):
+        assert "cutlass" not in compile_ptx(task, arch).name
