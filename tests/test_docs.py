@@ -28,7 +28,7 @@ def test_links_and_images_lead_somewhere(page):
 
 def test_readme_commands_are_where_ci_looks_for_them():
     text = (ROOT / "README.md").read_text()
-    for name, command in (("demo", "pip install . && fa4 demo"), ("tests", "pip install '.[test]' && pytest")):
+    for name, command in (("demo", "pip install . && fa4 demo"), ("tests", "pip install '.[test]' && pytest -n auto")):
         assert f"<!-- {name} -->\n```bash\n{command}\n```\n" in text
 
 

@@ -136,6 +136,6 @@ def _text(prediction: Prediction) -> str:
     lines += [f"{name:<{width}}  {value}" for name, value in rows.items()]
     busy = sorted(report.busy.items(), key=lambda item: -item[1])[:10]
     lines += ["", "busy in one tile: " + ", ".join(f"{name} {share:.0%}" for name, share in busy)]
-    stalls = [[s.place.rpartition("/")[2] or "-", s.reason, f"{s.clocks:.0f}", s.text] for s in report.stalls[:_STALLS]]
+    stalls = [[s.place.rpartition("/")[2] or "-", s.reason, f"{s.clocks:.0f}", s.text] for s in report.by_line()[:_STALLS]]
     lines += ["", format_table(["source line", "stalls for", "clocks, all warps", "instruction"], stalls, left=(0, 1, 3))]
     return "\n".join(lines)

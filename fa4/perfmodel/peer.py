@@ -16,6 +16,7 @@ import tempfile
 from dataclasses import asdict
 from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
 
 import fa4
 from fa4.errors import Fa4Error, UnsupportedError
@@ -26,6 +27,8 @@ from fa4.testing.witness import PEER, VERSION, require_peer
 _BLACKWELL = ("sm_100a", "sm_103a")
 _ROWS, _KEYS = 128, 128
 """Of a tile of the tensor core on Blackwell; a CTA of the forward has two tiles of queries, except at head dim 256."""
+_PROBE = 1536
+"""Queries that tiles of 64, 128, 192 and 256 all divide."""
 
 
 def record_peer(request: Request) -> Recording:
@@ -37,8 +40,9 @@ def record_peer(request: Request) -> Recording:
         Fa4Error: it failed.
     """
     require_peer()
-    if request.arch not in _BLACKWELL:
-        raise UnsupportedError("arch", request.arch, f"kernels of {PEER} are recorded for {' and '.join(_BLACKWELL)} only", "use sm_100a")
+    if request.arch not in _BLACKWELL and (request.arch != "sm_90a" or request.backward):
+        rule = f"of {PEER} kernels for {' and '.join(_BLACKWELL)} are recorded, and the forward for sm_90a"
+        raise UnsupportedError("arch", request.arch, rule, "use sm_100a")
     path = os.pathsep.join(filter(None, [str(Path(fa4.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory(prefix="fa4-model-") as folder:
         result = subprocess.run(
@@ -59,32 +63,19 @@ def record_peer(request: Request) -> Recording:
 
 def main(text: str, folder: str) -> None:
     """Record everything that a request needs."""
-    import torch
-
     from fa4.vgpu import attach, torch_cuda
 
     request = Request(**json.loads(text))
-    pairs = request.pairs and _uses_pairs(request)
+    blackwell = request.arch in _BLACKWELL
+    pairs = blackwell and request.pairs and _uses_pairs(request)
     cluster = 2 if pairs else 1
-    persistent = not (request.causal or request.backward)
-    rows, keys = _tile(request, cluster)
+    persistent = blackwell and not (request.causal or request.backward)
     traces: list[tuple[str, int]] = []
     sms = cluster if persistent else None
     with attach(request.arch, unwritten="nan", resident=16, line_info=False, sms=sms) as gpu, torch_cuda():
-        interface = import_module("flash_attn.cute.interface")
-        interface.utils._fa_disable_2cta_enabled = not request.pairs  # what FA_DISABLE_2CTA sets
+        rows, keys = _tile(request, cluster) if blackwell else _hopper_tile(_call(gpu, request, (_PROBE, 128)))
         for seqlen_q, seqlen_k, tiles in lengths(rows, keys, request.causal, persistent, request.backward):
-            recorder = Recorder(arch=request.arch)
-            gpu.observer = recorder
-            generator = torch.Generator().manual_seed(0)
-            shapes = zip((seqlen_q, seqlen_k, seqlen_k), (*request.head_dims[:1], *request.head_dims), strict=True)
-            dtype = getattr(torch, request.dtype)
-            q, k, v = (torch.randn(1, n, 1, d, generator=generator).to(dtype).requires_grad_(request.backward) for n, d in shapes)
-            out = interface.flash_attn_func(q, k, v, causal=request.causal, deterministic=request.deterministic)
-            out = out[0] if isinstance(out, tuple) else out
-            if request.backward:
-                out.backward(torch.randn(out.shape, generator=generator).to(dtype))
-            trace = _main_kernel(recorder.traces, request.backward)
+            trace = _call(gpu, request, (seqlen_q, seqlen_k))
             name = f"{len(traces)}.trace"
             trace.save(Path(folder, name))
             traces.append((name, tiles))
@@ -94,11 +85,35 @@ def main(text: str, folder: str) -> None:
         "name": f"{PEER} {VERSION} {'backward' if request.backward else 'forward'}, {'CTA pairs' if pairs else 'one CTA'}",
         "traces": traces,
         "tile": (rows, keys),
-        "order": "persistent" if persistent else "spt" if request.backward else "lpt",
+        "order": "persistent" if persistent else "spt" if request.backward else "lpt" if request.causal else "single",
         "cluster": cluster,
         "toolchain": _toolchain(),
     }
     print(json.dumps(data), flush=True)
+
+
+def _call(gpu: Any, request: Request, seqlens: tuple[int, int]) -> Trace:
+    """The main kernel of a call with one sequence and one head."""
+    import torch
+
+    interface = import_module("flash_attn.cute.interface")
+    interface.utils._fa_disable_2cta_enabled = not request.pairs  # what FA_DISABLE_2CTA sets
+    gpu.observer = recorder = Recorder(arch=request.arch)
+    generator = torch.Generator().manual_seed(0)
+    shapes = zip((seqlens[0], *seqlens[1:], *seqlens[1:]), (request.head_dims[0], *request.head_dims), strict=True)
+    dtype = getattr(torch, request.dtype)
+    q, k, v = (torch.randn(1, n, 1, d, generator=generator).to(dtype).requires_grad_(request.backward) for n, d in shapes)
+    out = interface.flash_attn_func(q, k, v, causal=request.causal, deterministic=request.deterministic)
+    out = out[0] if isinstance(out, tuple) else out
+    if request.backward:
+        out.backward(torch.randn(out.shape, generator=generator).to(dtype))
+    return _main_kernel(recorder.traces, request.backward)
+
+
+def _hopper_tile(trace: Trace) -> tuple[int, int]:
+    """Queries and keys of a tile, from a call with ``_PROBE`` queries: those of a CTA, and the columns of the first product."""
+    first = next(event for warp in trace.ctas[0].warps for event in warp.events if event.kind == "wgmma")
+    return _PROBE // (trace.grid[0] * trace.grid[1] * trace.grid[2]), first.data[0]
 
 
 def _uses_pairs(request: Request) -> bool:

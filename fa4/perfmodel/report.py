@@ -85,11 +85,19 @@ class Report:
         name = max(self.busy, key=self.busy.__getitem__)
         return name, self.busy[name]
 
+    def by_line(self) -> list[Stall]:
+        """Stalls summed over the instructions of a source line, by reason, longest first; ``text`` is the instruction with most of them."""
+        found: dict[tuple[str, str], list[Stall]] = {}
+        for stall in self.stalls:
+            found.setdefault((stall.place or stall.text, stall.reason), []).append(stall)
+        rows = [Stall(group[0].place, group[0].text, group[0].reason, sum(s.clocks for s in group)) for group in found.values()]
+        return sorted(rows, key=lambda s: -s.clocks)
+
     def data(self) -> dict[str, Any]:
         """Everything but products and spans as JSON-able data."""
         data = asdict(self)
         del data["products"], data["spans"]
-        return {**data, "stalls": [s._asdict() for s in self.stalls], "steady_flop_per_cycle": self.steady(), "limiter": self.limiter[0]}
+        return {**data, "stalls": [s._asdict() for s in self.by_line()], "steady_flop_per_cycle": self.steady(), "limiter": self.limiter[0]}
 
 
 def summarise(simulation: Simulation) -> Report:

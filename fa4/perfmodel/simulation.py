@@ -14,6 +14,8 @@ from random import Random
 from typing import Any
 
 from fa4.errors import ModelError
+from fa4.perfmodel.actions import NEVER, Actions
+from fa4.perfmodel.bind import bind
 from fa4.perfmodel.machine import Machine
 from fa4.perfmodel.report import Report, Span, summarise
 from fa4.perfmodel.schedule import PIPES, Schedule
@@ -21,7 +23,6 @@ from fa4.perfmodel.trace import CtaTrace, Trace
 from fa4.perfmodel.units import Gathering, Mbarrier, Port, Product, TensorCore
 
 SUB_PARTITIONS = 4
-_NEVER = float("inf")
 
 
 class Sm:
@@ -41,8 +42,8 @@ class Sm:
 class Cta:
     """A CTA on an SM."""
 
-    def __init__(self, sm: Sm, trace: CtaTrace, threads: int) -> None:
-        self.sm, self.trace, self.threads = sm, trace, threads
+    def __init__(self, sm: Sm, trace: CtaTrace) -> None:
+        self.sm, self.trace = sm, trace
         self.mbarriers: dict[int, Mbarrier] = {}
         self.named: dict[int, Gathering] = {}
         self.peers: list[Cta] = [self]
@@ -102,9 +103,6 @@ class Simulation:
     """One run. ``replay`` is the way to use it."""
 
     def __init__(self, trace: Trace, schedule: Schedule, machine: Machine, seed: int, timeline: bool) -> None:
-        from fa4.perfmodel.actions import Actions
-        from fa4.perfmodel.bind import bind
-
         self.trace, self.schedule, self.machine = trace, schedule, machine
         self.random = Random(seed)
         self.heap: list[tuple[float, int, Any]] = []
@@ -163,7 +161,7 @@ class Simulation:
         if not self.waiting:
             return
         traces = self.waiting.pop(0)
-        ctas = [Cta(sm, trace, self.trace.threads) for sm, trace in zip(self.sms, traces, strict=True)]
+        ctas = [Cta(sm, trace) for sm, trace in zip(self.sms, traces, strict=True)]
         shared = Gathering()
         for cta in ctas:
             cta.peers, cta.gathering = ctas, shared
@@ -254,7 +252,7 @@ class Simulation:
                 warp.pc = pc
                 self.now = time
                 done = act(warp, time, step, done)
-                if done == _NEVER:
+                if done == NEVER:
                     sm.issued[part] += issued
                     return
                 if done < 0.0:  # the warp itself goes on only then

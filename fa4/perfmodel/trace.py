@@ -75,11 +75,6 @@ class Trace:
         return _parsed(self.ptx).kernel(self.kernel)
 
     @property
-    def threads(self) -> int:
-        """Threads of a CTA."""
-        return self.block[0] * self.block[1] * self.block[2]
-
-    @property
     def cluster_ctas(self) -> int:
         """CTAs of a cluster."""
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
