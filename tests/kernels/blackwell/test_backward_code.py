@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def identifier(value):
         return value
     name = BlackwellBackward(value, blackwell_backward_config(value, get_arch("sm_100a"))).name
     return name.removeprefix("fa4_blackwell_backward_")
+
+
+def test_memory_table_of_the_page():
+    page = Path(__file__).parents[3] / "docs" / "kernels" / "blackwell-backward.md"
+    rows = re.findall(
+        r"^\| (\d+), (\d+) \| (pair|one CTA)(, serial)? \| (\d+) \| (\d+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(rows) == 4
+    for d, dv, kind, serial, size, columns in rows:
+        dims = int(d), int(dv)
+        config, found = blackwell_backward_config(problem(dims[0], head_dim_v=dims[1]), get_arch("sm_100a")), backward_columns(*dims)
+        assert (kind == "pair", bool(serial)) == (config.cta_pair, not config.cta_pair and found.serial)
+        assert int(size) == backward_shared_memory(config, *dims).size
+        assert int(columns) == backward_columns(*dims, config.cta_pair).end
 
 
 def trips(ptx):

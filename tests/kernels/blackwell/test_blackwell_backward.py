@@ -68,7 +68,7 @@ def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
         (AttentionShape(1, 300, 400, 2, 1, 128), CAUSAL, paired, torch.bfloat16, {"deterministic": True}),
         (AttentionShape(1, 300, 77, 1, 1, 128), CAUSAL, paired, torch.bfloat16, {"deterministic": True}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_gradients(shape, options, configure, dtype, how):
     assert_right(shape, options, configure, dtype, **how)

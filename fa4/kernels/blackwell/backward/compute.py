@@ -50,21 +50,21 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
 
 
 class State(NamedTuple):
-    """The slot of a tile's lse and delta, and its number."""
+    """The slot of a tile's lse and delta, and the parity of its number."""
 
     slot: Slot
-    step: Int32
+    phase: Int32
 
 
 @cute.jit
 def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: State, masked: cutlass.Constexpr[bool]) -> State:
     """One query tile; returns what comes next."""
     c.barriers.row_full.wait(at.slot.index, at.slot.phase)
-    c.barriers.s_full.wait(0, at.step & 1)
+    c.barriers.s_full.wait(0, at.phase)
     P = probabilities(c, work, who, tile, at.slot.index, masked)
     c.barriers.p_ready.arrive(0)
-    dscores(c, P, who, at.slot.index, at.step)
-    return State(following(at.slot, ROW_SLOTS), at.step + 1)
+    dscores(c, P, who, at.slot.index, at.phase)
+    return State(following(at.slot, ROW_SLOTS), at.phase ^ 1)
 
 
 @cute.jit
@@ -98,11 +98,11 @@ def probabilities(
 
 
 @cute.jit
-def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, step: Int32) -> None:
+def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, phase: Int32) -> None:
     """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
     half, thread = who
     address, to = c.tmem + c.columns.dP + half * QUERIES, c.tmem + c.columns.dP + half * c.columns.second
-    c.barriers.dp_full.wait(0, step & 1)
+    c.barriers.dp_full.wait(0, phase)
     words = cute.make_rmem_tensor(QUERIES // 2, Float32)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
         dS = cute.make_rmem_tensor(CHUNK, Float32)
@@ -116,7 +116,7 @@ def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, s
         part.store(rounded(c, dS).load())
     store_columns(to, words, thread)  # where, in a pair, dP of the last chunk was
     if const_expr(c.config.cta_pair):
-        c.barriers.dq_full.wait(0, step & 1 ^ 1)
+        c.barriers.dq_full.wait(0, phase ^ 1)
     part = half
     if const_expr(c.config.cta_pair):
         part = c.rank if half == c.rank else Int32(c.config.cluster)

@@ -45,7 +45,7 @@ def run(c: Context, work: Work, sources: Sources) -> None:
     At the end of a pair it waits until all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
     keys, here = (work.key_tile * c.config.cluster + c.rank, 0), (work.head, work.batch)
-    at = Next(Slot(Int32(0), Int32(0)), Slot(Int32(0), Int32(0)), Int32(0), work.tiles.begin, work.head * work.group)
+    at = Next(Slot(Int32(0), Int32(0)), Int32(0), work.tiles.begin, work.head * work.group)
     if work.steps > 0:
         sources.K.start(c, keys, here, 0, c.barriers.k_full.at(0))
         for_scores(c, work, sources, at)
@@ -62,10 +62,9 @@ def run(c: Context, work: Work, sources: Sources) -> None:
 
 
 class Next(NamedTuple):
-    """What is loaded next: the slots of Q and of lse and delta, how many tiles came before; the query tile, and its head."""
+    """What is loaded next: the slot of Q, how many tiles came before; the query tile, and its head."""
 
     slot: Slot
-    place: Slot
     used: Int32
     tile: Int32
     head: Int32
@@ -77,7 +76,7 @@ def for_scores(c: Context, work: Work, sources: Sources, at: Next) -> None:
     c.barriers.q_empty.wait(at.slot.index, at.slot.phase ^ 1)
     full = c.barriers.q_full.at(at.slot.index)
     sources.Q.start(c, (at.tile * c.config.cluster + c.rank, 0), (at.head, work.batch), at.slot.index, full)
-    statistics(sources, c, (at.tile, at.head, work.batch), at.place.index)
+    statistics(sources, c, (at.tile, at.head, work.batch), at.used % ROW_SLOTS)
 
 
 @cute.jit
@@ -93,7 +92,7 @@ def for_others(c: Context, work: Work, sources: Sources, at: Next) -> Next:
         sources.Qt.start(c, (at.tile, c.rank), head, 0, b.qt_full.at(0))
     last = at.tile + 1 == work.tiles.end
     tile, of = work.tiles.begin if last else at.tile + 1, at.head + 1 if last else at.head
-    return Next(following(at.slot, c.config.stages), following(at.place, ROW_SLOTS), at.used + 1, tile, of)
+    return Next(following(at.slot, c.config.stages), at.used + 1, tile, of)
 
 
 @cute.jit

@@ -29,7 +29,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
     Order: dQ to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
     """
     warp, lane = thread // WARP, thread % WARP
-    step = Int32(0)
+    phase = Int32(0)
     for member in cutlass.range(work.group, unroll=1):
         for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
             head = work.head * work.group + member
@@ -39,16 +39,16 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
                 column = warp // 2 * columns_of(c)
             rows = mdQ[work.batch, head, None, None].iterator + Int64(block * WARP) * mdQ.shape[3]
             rows = rows + dq_offset(0, column, mdQ.shape[3])
-            c.barriers.dq_full.wait(0, step & 1)
+            c.barriers.dq_full.wait(0, phase)
             if const_expr(mSemaphore is None):
-                add(c, (rows, warp, lane), step, None)
+                add(c, (rows, warp, lane), phase, None)
             else:
                 semaphore = mSemaphore[work.batch, head, None].iterator + block  # type: ignore[index]  # mypy does not know const_expr
-                add(c, (rows, warp, lane), step, Turn(semaphore, turn(c, work, tile) * c.config.cluster))
+                add(c, (rows, warp, lane), phase, Turn(semaphore, turn(c, work, tile) * c.config.cluster))
                 with cute.arch.elect_one():
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
                     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
-            step = step + 1
+            phase = phase ^ 1
     cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
@@ -82,7 +82,7 @@ def wait_turn(turn: Turn) -> None:
 
 
 @cute.jit
-def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn: Turn | None) -> None:
+def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn: Turn | None) -> None:
     """One query tile: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
     rows, warp, lane = where
     d, chunk = columns_of(c), backward_chunk(c.config, *c.head_dims)
@@ -99,7 +99,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], step: Int32, turn:
         if const_expr(first == 0 and turn is not None):
             wait_turn(turn)
         for begin in cutlass.range_constexpr(0, at_once, chunk):
-            stage = (step * (d // chunk) + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
+            stage = (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
             send(c, dQ, begin, (rows + dq_offset(0, first + begin, d), warp, lane), stage)
             number = number + 1
 
