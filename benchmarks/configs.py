@@ -14,7 +14,7 @@ from typing import Any
 
 from fa4 import tuning
 from fa4.arch import get_arch
-from fa4.config import AmpereForwardConfig, BlackwellForwardConfig, Exp2Policy
+from fa4.config import RESCALES, AmpereForwardConfig, BlackwellForwardConfig, Exp2Policy
 from fa4.errors import Fa4Error
 from fa4.perfmodel import Request, ensemble, predict, preset, ratio, record, verdict
 from fa4.perfmodel.compare import Interval
@@ -48,6 +48,8 @@ def variants(config: Any, head_dims: tuple[int, int]) -> Iterator[tuple[str, Any
         yield f"pair {pair}", tuning.with_stages(replace(config, cta_pair=pair, stages=2), *head_dims)
     for order in ("persistent", "lpt", "single"):
         yield f"order {order}", replace(config, order=order)
+    for how in RESCALES:
+        yield f"rescale {how}", replace(config, rescale=how)
     for field in fields(config):  # switches
         if isinstance(getattr(config, field.name), bool) and field.name not in ("cta_pair", "o_over_q"):
             switched: dict[str, Any] = {field.name: not getattr(config, field.name)}
