@@ -67,7 +67,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("backend", ["cpu", "vgpu"])
-@pytest.mark.parametrize(("options", "error", "argument", "parts"), TABLE, ids=str)
+@pytest.mark.parametrize(("options", "error", "argument", "parts"), TABLE)
 def test_bad_input(options, error, argument, parts, backend, monkeypatch):
     monkeypatch.setattr(ops, "modified_attention_forward", None)  # an error that came later would be another one
     if backend == "vgpu":

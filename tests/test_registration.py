@@ -141,7 +141,6 @@ def two(a, b):
         ({"torch": shifted(1), "aux": {"t": "float32[B, -1]"}}, fa4.ArgumentError, "aux", ["'-1' is no size"]),
         ({"torch": shifted(1), "aux": {"t": "float32[1, 1, 1, 1, 1]"}}, fa4.ArgumentError, "aux", ["more than 4 dimensions"]),
     ],
-    ids=str,
 )
 def test_bad_registrations(arguments, error, argument, parts):
     with pytest.raises(error) as caught:

@@ -319,7 +319,7 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("values", DIFFERENT, ids=str)
+@pytest.mark.parametrize("values", DIFFERENT)
 def test_closure_values_are_told_apart(values):
     first, second = map(closure_over, values)
     assert function_key(first) != function_key(second)

@@ -126,7 +126,6 @@ def test_a_constant_score_gives_a_mean_and_no_gradient():
         ("score", lambda s, *_: s[..., :-1], fa4.ShapeError, ["broadcasts to"]),
         ("mask", lambda *_: torch.ones(()), fa4.DtypeError, ["torch.float32", "bool"]),
     ],
-    ids=str,
 )
 def test_what_a_twin_must_not_return(kind, twin, error, parts):
     register = fa4.score_mod if kind == "score" else fa4.mask_mod

@@ -268,7 +268,7 @@ def test_several_processes():
 
 def test_an_error_of_several_processes_comes_out_of_the_call():
     y = nan()
-    with attach("sm_80", processes=2), pytest.raises(SharedGlobalError, match="use processes=1") as caught:
+    with attach("sm_80", checks="basic", processes=2), pytest.raises(SharedGlobalError, match="use processes=1") as caught:
         cute.compile(overwrite, from_dlpack(y))(from_dlpack(y))
     assert caught.value.place.source.endswith(f"dsl_kernels.py:{source_line('y[thread] = Float32(block)')}")
     assert torch.isnan(y).all()
