@@ -46,12 +46,17 @@ def columns(address: Int32, count: int) -> cute.Tensor:
     return cute.make_tensor(pointer, cute.make_layout((TMEM_LANES, count), stride=(LANE, 1)))
 
 
+def at_once(count: int) -> int:
+    """Columns of one tcgen05.ld or st of ``count``: the most that divides them; more than 64 leave no registers."""
+    return min(count & -count, 64)
+
+
 @cute.jit
 def load_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
-    """This thread's lane of ``values``' size columns, a power of two, to registers; complete on return."""
+    """This thread's lane of ``values``' size columns to registers; complete on return."""
     count = cute.size(values)
     source = columns(address, count)
-    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(min(count, 64))), Float32)
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(at_once(count))), Float32)
     copy = tcgen05.make_tmem_copy(atom, source).get_slice(thread)
     shape = copy.partition_D(cute.make_identity_tensor(source.shape)).shape
     cute.copy(atom, copy.partition_S(source), cute.make_tensor(values.iterator, shape))
@@ -63,7 +68,7 @@ def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
     """The registers ``values`` to this thread's lane; ``fence_view_async_tmem_store`` completes it."""
     count = cute.size(values)
     to = columns(address, count)
-    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(min(count, 64))), Float32)
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(at_once(count))), Float32)
     copy = tcgen05.make_tmem_copy(atom, to).get_slice(thread)
     shape = copy.partition_S(cute.make_identity_tensor(to.shape)).shape
     cute.copy(atom, cute.make_tensor(values.iterator, shape), copy.partition_D(to))
