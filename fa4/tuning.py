@@ -177,7 +177,9 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
     padded = padded_head_dim(d), padded_head_dim(dv)
     pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
     stages = 1 if pair or backward_columns(d, dv).serial else 2
-    return BlackwellBackwardConfig(stages, order=order, l2_budget=int(arch.l2) // 2, cta_pair=pair)
+    # A thread of a pair has half of a row of dQ; with 144 registers compute spills one where there are a window and a softcap.
+    registers = (152, 136, 72) if pair else (144, 152, 72)
+    return BlackwellBackwardConfig(stages, registers, order, int(arch.l2) // 2, pair)
 
 
 def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:

@@ -89,7 +89,7 @@ def test_memory_table_of_the_page():
 def trips(ptx):
     """Instructions of a trip of each loop over query tiles, by role, in the order of the text; branches that a trip may skip count too."""
     found = {role: [] for role in SIGNS}
-    for body in loops(ptx, *(MORE[kind] for kind in ("mma", "tma load", "reduce-add")), "ex2."):
+    for body in loops(ptx, MORE["mma"], *MORE["tma load"], MORE["reduce-add"], "ex2."):
         counts = Counter()
         for opcode in opcodes("\n".join(body)):
             counts.update(kind for kind, begins in MORE.items() if opcode.startswith(begins))
