@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from os.path import commonpath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fa4.vgpu.decode import Decoder
@@ -149,10 +150,14 @@ class ProfileReport:
             rows.append((r.role, len(r.warps), r.instructions, r.waited, f"{100 * r.share:.0f}%", classes))
         yield from _table(("role", "warps", "instructions", "waited", "share", "most of them"), rows, limit=len(rows), left=(0, 5))
         yield "\ninstructions by source line"
+        folder = _folder(self.by_source)
         lines = sorted(self.by_source.items(), key=lambda item: (-sum(item[1].values()), item[0]))
         columns = [r.role for r in self.roles if r.instructions]
         yield from _table(
-            ("source", *columns, "all"), [(s, *(by.get(c, 0) for c in columns), sum(by.values())) for s, by in lines], limit, (0,)
+            ("source", *columns, "all"),
+            [(s.removeprefix(folder), *(by.get(c, 0) for c in columns), sum(by.values())) for s, by in lines],
+            limit,
+            (0,),
         )
         parts: tuple[tuple[str, Sequence[Any], Callable[[Any], Any], tuple[int, ...]], ...] = (
             ("waits", self.waits, lambda w: (-w.time, -w.executed), (0, 1, 2, 3)),
@@ -164,7 +169,10 @@ class ProfileReport:
             if found:
                 yield f"\n{title}{self._total(title)}"
                 names = tuple(f.name for f in fields(found[0]))
-                yield from _table(names, [tuple(vars(row).values()) for row in sorted(found, key=order)], limit, left)
+                shown = [
+                    [str(v).removeprefix(folder) if n == "source" else v for n, v in vars(row).items()] for row in sorted(found, key=order)
+                ]
+                yield from _table(names, shown, limit, left)
         yield "\nbytes: " + ", ".join(f"{space} {size:,}" for space, size in sorted(self.bytes.items()))
 
     def _total(self, title: str) -> str:
@@ -186,6 +194,13 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[Any]], limit: int, lef
         yield "  " + "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip()
     if len(rows) > limit:
         yield f"  and {len(rows) - limit} more"
+
+
+def _folder(sources: Iterable[str]) -> str:
+    """The folder that all source files lie in, with a slash; texts leave it out."""
+    folders = [source.rpartition("/")[0] for source in sources if ":" in source]
+    common = commonpath(folders) if folders and all(folders) else ""
+    return f"{common}/" if common else ""
 
 
 def source_of(op: Op) -> str:
@@ -251,6 +266,16 @@ def _merged(works: Iterable[_Work], names: Sequence[str]) -> list[_Work]:
             if f.name not in names:
                 setattr(found[key], f.name, getattr(found[key], f.name) + getattr(work, f.name))
     return list(found.values())
+
+
+def _multiply(
+    products: dict[tuple[str, str, str], ProductWork], role: str, opcode: str, shape: tuple[int, int, int], times: int, flop: int
+) -> None:
+    """Add products of one shape, with so many operations together."""
+    name = "m{}n{}k{}".format(*shape)
+    work = products.setdefault((role, opcode, name), ProductWork(role, opcode, name))
+    work.executed += times
+    work.flop += flop
 
 
 class _Counts:
@@ -327,10 +352,10 @@ class _Counts:
             self.copy(("copy", self.roles[warp], op), 1, data[0])
         elif kind == "mma":
             _, m, n, k, *_ = data
-            self.product(self.roles[warp], self.kernel.ops[op].opcode, (m, n, k), 1, 2 * m * n * k)
+            _multiply(self.products, self.roles[warp], self.kernel.ops[op].opcode, (m, n, k), 1, 2 * m * n * k)
         elif kind == "wgmma":
             n, k, *_ = data
-            self.product(self.roles[warp], ".".join(self.kernel.ops[op].opcode.split(".")[:2]), (64, n, k), 1, 2 * 16 * n * k)
+            _multiply(self.products, self.roles[warp], ".".join(self.kernel.ops[op].opcode.split(".")[:2]), (64, n, k), 1, 2 * 16 * n * k)
 
     def access(self, op: int, size: int, wavefronts: int, ideal: int) -> None:
         """To shared memory."""
@@ -349,18 +374,10 @@ class _Counts:
         self.bulk[key].copies += copies
         self.bulk[key].bytes += size
 
-    def product(self, role: str, opcode: str, shape: tuple[int, int, int], times: int, flop: int) -> None:
-        """Matrix products of one shape, with so many operations together."""
-        name = "m{}n{}k{}".format(*shape)
-        work = self.products.setdefault((role, opcode, name), ProductWork(role, opcode, name))
-        work.executed += times
-        work.flop += flop
-
     def report(self) -> ProfileReport:
         """Of all that was counted."""
         self.wake()
-        products = self.products
-        self.products = {key: ProductWork(**vars(work)) for key, work in products.items()}
+        products = {key: replace(work) for key, work in self.products.items()}
         works = {name: RoleWork(name, tuple(w for w, r in enumerate(self.roles) if r == name)) for name in dict.fromkeys(self.roles)}
         by_source: dict[str, dict[str, int]] = {}
         for (index, _), counts in self.launched.counts.items():
@@ -374,8 +391,7 @@ class _Counts:
                     here[role] = here.get(role, 0) + times
                     if name == "mma" and (shape := _SHAPE.search(op.opcode)):
                         m, n, k = map(int, shape.groups())
-                        self.product(role, "mma", (m, n, k), times, 2 * m * n * k * times)
-        found, self.products = self.products, products
+                        _multiply(products, role, "mma", (m, n, k), times, 2 * m * n * k * times)
         time = sum(self.now.values())
         for wait in self.waits.values():
             works[wait.role].waited += wait.time
@@ -393,7 +409,7 @@ class _Counts:
             shared=_merged(self.shared.values(), ("opcode", "source")),
             bytes=launch_report(self.launched, 0.0).bytes,
             bulk=_merged(self.bulk.values(), ("kind", "role", "source")),
-            products=list(found.values()),
+            products=list(products.values()),
         )
 
     def _ops(self, block: int) -> Iterator[tuple[Op, str]]:

@@ -67,6 +67,22 @@ def test_a_capture_as_a_file(capture, tmp_path):
     assert Capture.load(tmp_path / "launch.npz") == capture
 
 
+@pytest.mark.usefixtures("capture")
+def test_report(capsys):
+    assert main(["vgpu", "report", "--roles", "even:1,odd:1", "--lines", "2"]) == 0
+    assert "roles\n  role  warps" in capsys.readouterr().out
+    assert main(["vgpu", "report", "--roles", "even:1,odd:1", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [role["role"] for role in data["roles"]] == ["even", "odd"]
+    assert sum(wait["executed"] for wait in data["waits"]) == 2 * 2
+    assert [(work["wavefronts"], work["ideal"]) for work in data["shared"]] == [(2, 2), (2, 2)]
+    assert main(["vgpu", "report", "--roles", "all:5"]) == 2
+    assert "5 names, but k has 2 warps" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["vgpu", "report", "--roles", "softmax"])
+    assert "not NAME:WARPS" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--lengths", "12"], "not SQ,SK"), (["--head-dim", "1,2,3"], "not D or D,DV"), (["--direction", "backward"], "no backward kernel")],

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from matrix_tiles import SHARED
 from ptx_text import run
+from test_tensor_memory import give_back
+from test_tensor_multiply import SYNC, begin, commit, finish, instruction_descriptor, multiply, only_thread_0
 
-from fa4.vgpu import Gpu, LaunchError, Profile
+from fa4.vgpu import Gpu, LaunchError, Profile, TrapError
+from fa4.vgpu.descriptor import MatrixDescriptor
 
 pytestmark = pytest.mark.vgpu
 
@@ -138,12 +143,48 @@ def test_bulk_copies_and_mbarriers():
     assert (done.executed, done.stopped, done.time) == (1, 0, 0), "a thread that waits for its own copies makes them happen"
 
 
-def test_products():
+def test_products_of_mma():
     operands = "{%f1, %f2, %f3, %f4}, {%r1, %r1, %r1, %r1}, {%r1, %r1}, {%f0, %f0, %f0, %f0}"
     product = f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {operands};\n"
     (work,) = profiled(".reg .f32 %f<8>;\nmov.f32 %f0, 0f00000000;\nmov.u32 %r1, 0;\n" + 3 * product, threads=64).products
     assert (work.role, work.opcode, work.shape) == ("warps 0-1", "mma", "m16n8k16")
     assert (work.executed, work.flop) == (6, 6 * 2 * 16 * 8 * 16)
+
+
+def test_products_of_wgmma():
+    """Two of 64 x 8 x 16 by four warps."""
+    descriptor = MatrixDescriptor(1024, 128, 256, 0).encode(False)
+    product = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%r1, %r2, %r3, %r4}}, {descriptor}, {descriptor}, 0, 1, 1, 0, 0;\n"
+    body = f"wgmma.fence.sync.aligned;\n{2 * product}wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;"
+    report = profiled(body, threads=128, shared=4096)
+    (work,) = report.products
+    assert (work.opcode, work.shape, work.executed, work.flop) == ("wgmma.mma_async", "m64n8k16", 8, 2 * 2 * 64 * 8 * 16)
+    assert {w.opcode.split(".")[1]: w.executed for w in report.waits} == {"wait_group": 4}
+
+
+@pytest.mark.parametrize(("group", "m"), [(1, 128), (2, 256)])
+def test_products_of_tcgen05(group, m):
+    """By one thread, of a pair by that of the even CTA."""
+    descriptor = MatrixDescriptor(1024, 128, 256, 0).encode(True)
+    line = multiply(descriptor, descriptor, instruction_descriptor(m, 32, "bf16", "bf16", "f32"), group=group)
+    lines = only_thread_0([line, line, commit(group, 3 if group == 2 else None)], leader=group == 2)
+    body = give_back(begin(np.zeros(1024, np.uint8), group) + (SYNC if group == 2 else "") + lines + finish(32))
+    roles = ["issues", "waits", "waits", "waits"]
+    arrays = None, np.zeros(group * SHARED // 4, np.uint32), np.zeros(group * 128 * 32, np.uint32)
+    cluster = None if group == 1 else (2,)
+    report = profiled(body, roles, "sm_100a", threads=128, grid=group, shared=SHARED - 1024, arrays=arrays, cluster=cluster)
+    (work,) = report.products
+    assert (work.role, work.shape, work.executed, work.flop) == ("issues", f"m{m}n32k16", 2, 2 * 2 * m * 32 * 16)
+
+
+def test_a_launch_that_fails():
+    """Up to where it failed; a warp that waits for ever was stopped."""
+    gpu = Gpu("sm_90a")
+    gpu.observer = profile = Profile()
+    with pytest.raises(TrapError):
+        run("setp.ge.u32 %p1, %r0, 32;\n@%p1 bra LATE;\nbar.sync 0;\nLATE: add.u32 %r1, %r0, 1;\ntrap;", gpu=gpu, threads=64)
+    (report,) = profile.reports
+    assert [(w.executed, w.stopped) for w in report.waits] == [(1, 1)]
 
 
 def test_text_and_json():
