@@ -3,8 +3,8 @@
     python benchmarks/jit.py --peer-python /path/to/python
 
 Each contender runs in fresh processes, its cache in a folder of its own; runs alternate, so that a slow spell of the machine hits both;
-`import torch` comes before the clock starts. fa4 compiles its sm_80 forward. flash-attn-4 compiles its sm_100a and sm_80 forwards, on
-fake CUDA tensors: no GPU is needed on either side. Same head dim (128), dtype (bfloat16) and mask (causal).
+`import torch` comes before the clock starts. Both compile their sm_100a and sm_80 forwards, flash-attn-4 on fake CUDA tensors: no GPU is
+needed on either side. Same head dim (128), dtype (bfloat16) and mask (causal).
 
 The peer's interpreter needs flash-attn-4 (a pre-release: name the version), and triton, which quack imports, beside a CPU torch:
 `pip install flash-attn-4==4.0.0b36 triton torch`.
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 OURS = """
-import json, time
+import json, sys, time
 import torch
 start = time.perf_counter()
 import fa4
@@ -34,16 +34,16 @@ from fa4.arch import get_arch
 from fa4.compiler.load import load_function
 from fa4.problem import AttentionProblem
 problem = AttentionProblem("forward", "bfloat16", 128, 128, causal=True)
-config = tuning.config(problem, get_arch("sm_80"))
-artifact = compiler.get(problem, config, "sm_80")
+arch = sys.argv[1]
+config = tuning.config(problem, get_arch(arch))
+artifact = compiler.get(problem, config, arch)
 function = load_function(artifact)
 ready = time.perf_counter() - start
-import importlib.metadata, sys
 count = 100_000
 equal = AttentionProblem("forward", "bfloat16", 128, 128, causal=True)
 start = time.perf_counter()
 for _ in range(count):
-    compiler.get(equal, config, "sm_80")
+    compiler.get(equal, config, arch)
 lookup = (time.perf_counter() - start) / count
 tools = artifact.toolchain
 print(json.dumps({
@@ -77,10 +77,15 @@ PEER_TARGETS = {
 }
 
 
-def run(python: str, code: str, environment: dict[str, str]) -> dict[str, object]:
+def run(python: str, code: str, environment: dict[str, str], *arguments: str) -> dict[str, object]:
     """What ``code`` reports, from a fresh process outside the repository."""
     result = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, cwd=tempfile.gettempdir(), env={**os.environ, **environment}, check=False
+        [python, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tempfile.gettempdir(),
+        env={**os.environ, **environment},
+        check=False,
     )
     if result.returncode:
         raise SystemExit(f"{python} failed:\n{result.stderr[-2000:]}")
@@ -92,7 +97,7 @@ class Contender:
     """One side: how to run it, and what it took, in seconds."""
 
     def __init__(self, name: str, python: str, code: str, environment: dict[str, str]) -> None:
-        self.name = name
+        self.name, self.arch = name, name.rpartition(" ")[2]
         self.times: dict[str, list[float]] = {"cold": [], "warm": []}
         self.report: dict[str, object] = {}
         self.lookups: list[float] = []
@@ -103,7 +108,7 @@ class Contender:
         python, code, environment = self._command
         caches = {"FA4_CACHE_DIR": str(folder), "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(folder)}
         for kind in ["cold"] + ["warm"] * warm_runs:
-            self.report = run(python, code, {**environment, **caches, "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"})
+            self.report = run(python, code, {**environment, **caches, "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}, self.arch)
             self.times[kind].append(float(str(self.report["ready"])))
             self.lookups.append(float(str(self.report.get("lookup", 0))))
 
@@ -120,34 +125,39 @@ def cpu_name() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("archs", nargs="*", metavar="arch", help="sm_100a, sm_80 (default: both)")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has flash-attn-4 (default: this one)")
     parser.add_argument("--repeats", type=int, default=5, help="cold runs of each contender (default: %(default)s)")
     parser.add_argument("--warm", type=int, default=2, help="runs from the cache after each cold one (default: %(default)s)")
     arguments = parser.parse_args()
 
-    ours = Contender("fa4 sm_80", sys.executable, OURS, {"PYTHONPATH": str(ROOT)})
-    peers = [Contender(name, arguments.peer_python, PEER, {"PYTHONPATH": "", **target}) for name, target in PEER_TARGETS.items()]
+    ours, peers = [], []
+    for name, target in PEER_TARGETS.items():
+        arch = name.rpartition(" ")[2]
+        if not arguments.archs or arch in arguments.archs:
+            ours.append(Contender(f"fa4 {arch}", sys.executable, OURS, {"PYTHONPATH": str(ROOT)}))
+            peers.append(Contender(name, arguments.peer_python, PEER, {"PYTHONPATH": "", **target}))
     for _ in range(arguments.repeats):
-        for contender in (ours, *peers):
+        for contender in (*ours, *peers):
             with tempfile.TemporaryDirectory() as folder:
                 Path(folder).chmod(0o700)
                 contender.measure(Path(folder), arguments.warm)
-    if ours.report["cutlass"]:
+    if any(contender.report["cutlass"] for contender in ours):
         raise SystemExit("fa4 imported cutlass although its kernel was in the cache")
 
     load = os.getloadavg()
     print(f"{cpu_name()}, {os.cpu_count()} cores, load {load[0]:.1f}, Python {platform.python_version()}")
-    print(ours.report["versions"])
+    print(ours[0].report["versions"])
     print(peers[0].report["versions"])
     print(f"causal forward, head dim 128, bfloat16; seconds after `import torch`, medians of {arguments.repeats} cold and")
     print(f"{arguments.repeats * arguments.warm} cached runs, each in a fresh process\n")
     print(f"{'':22} {'import + compile':>17} {'from filled cache':>18}")
-    for contender in (ours, *peers):
+    for contender in (*ours, *peers):
         print(f"{contender.name:22} {contender.median('cold'):17.2f} {contender.median('warm'):18.3f}")
-    for peer in peers:
-        cold, warm = (ours.median(kind) / peer.median(kind) for kind in ("cold", "warm"))
-        print(f"{'ratio to ' + peer.name.removeprefix('flash-attn-4 '):22} {cold:17.2f} {warm:18.3f}")
-    print(f"\nfa4.compiler.get in memory: {statistics.median(ours.lookups) * 1e6:.2f} us (of an equal problem, not the same object)")
+    for mine, peer in zip(ours, peers, strict=True):
+        cold, warm = (mine.median(kind) / peer.median(kind) for kind in ("cold", "warm"))
+        print(f"{'ratio, ' + mine.arch:22} {cold:17.2f} {warm:18.3f}")
+    print(f"\nfa4.compiler.get in memory: {statistics.median(ours[0].lookups) * 1e6:.2f} us (of an equal problem, not the same object)")
 
 
 if __name__ == "__main__":

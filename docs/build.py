@@ -175,6 +175,13 @@ def schedule_chart(name: str) -> str:
     return str(getattr(_schedules, name)())
 
 
+def blackwell_timeline() -> str:
+    """Return the picture of who does what in the Blackwell forward; compiles the kernel and runs it on the virtual GPU."""
+    from docs import _timeline
+
+    return str(_timeline.blackwell_forward())
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     "support.md": support_table,
     "architectures.md": architectures,
@@ -185,6 +192,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "images/exp2-cycles.svg": lambda: exp2_figure("cycles_by_share"),
     "images/schedule-causal.svg": lambda: schedule_chart("causal"),
     "images/schedule-deterministic.svg": lambda: schedule_chart("deterministic"),
+    "images/blackwell-timeline.svg": blackwell_timeline,
 }
 
 

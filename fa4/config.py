@@ -161,6 +161,7 @@ PAIR_COLUMNS = 32
 """N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512
 TMEM_LANES = 128
+RESCALES = ("branch", "select")
 PACKS = tuple(1 << i for i in range(8))
 """How many heads may share the rows of a tile."""
 
@@ -171,7 +172,8 @@ class BlackwellForwardConfig:
 
     ``q_tiles`` tiles of 128 queries per CTA take turns on the tensor cores; ``tile_n`` keys per tile; ``stages`` tiles of K or V in the
     ring; ``registers`` per thread of the softmax, correction and other warps. A row's reference moves when a score exceeds it by more than
-    ``rescale_threshold`` (log2 units; 0: at every growth). With ``o_over_q`` O leaves through the shared memory of Q.
+    ``rescale_threshold`` (log2 units; 0: at every growth). ``rescale`` says how O follows: "branch" skips the multiplication where no row
+    of a warp moved, "select" multiplies by 1 there, without a vote or a branch. With ``o_over_q`` O leaves through the shared memory of Q.
     ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
     ``ctas`` CTAs share the tiles. Heads whose K and V fit ``l2_budget`` bytes take turns.
 
@@ -187,6 +189,7 @@ class BlackwellForwardConfig:
     tile_n: int = 128
     registers: tuple[int, int, int] = (192, 80, 48)
     rescale_threshold: float = 8.0
+    rescale: str = "branch"
     o_over_q: bool = False
     exp2: Exp2Policy = Exp2Policy()
     order: str = "single"
@@ -211,6 +214,7 @@ class BlackwellForwardConfig:
             "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
             "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
+            "rescale": (self.rescale in RESCALES, f"must be one of {', '.join(RESCALES)}", "use branch"),
         }
         for name, (ok, rule, remedy) in rules.items():
             if not ok:

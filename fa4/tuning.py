@@ -97,6 +97,15 @@ class Queries:
         return cls(min(_tiles(seqlen_q), 3))
 
 
+# Both published budgets fill the 64 K of an SM. (192, 80, 48) is FlashAttention-4's. Moving some from softmax to correction, (184, 88, 56),
+# is published as 2.1% faster without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By counts there is
+# nothing between them: neither spills, and trips are as long, but for D 64 without a mask, where 184 spill one register.
+#
+# ``rescale``: by counts "branch", which at D 128 issues 16 instructions of correction's 168 in a trip that moves no reference, where
+# "select" issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.
+_UNMASKED_REGISTERS = (184, 88, 56)
+
+
 LONG = Queries()
 
 
@@ -145,9 +154,7 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     # free, longest first.
     if masked:
         return replace(row, order="lpt")
-    # The correction warps of the persistent order hold more from tile to tile, and spill with 80 registers (at D 64 and 192 with 88, too).
-    # That registers moved from softmax to correction is published as 2.1% faster without a mask (AVO, arXiv 2603.24517: 184, 88, 56).
-    return replace(row, order="persistent", registers=(184, 96, 48))
+    return replace(row, order="persistent", registers=_UNMASKED_REGISTERS if max(d, dv) > 64 else row.registers)
 
 
 def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:

@@ -59,6 +59,19 @@ def natural_loops(function: Function) -> tuple[Loop, ...]:
     return tuple(_loop(header, bodies, blocks) for header in sorted(bodies))
 
 
+def dominated(function: Function) -> list[frozenset[int]]:
+    """For each block that can be reached: the addresses of all blocks that are reached only through it, its own included; largest first."""
+    if not function.instructions:
+        return []
+    blocks, successors = _blocks(function)
+    order = _reverse_postorder(successors)
+    below: dict[int, set[int]] = {block: set() for block in order}
+    for block, around in _dominators(order, successors).items():
+        for dominator in around:
+            below[dominator].update(blocks[block])
+    return sorted((frozenset(addresses) for addresses in below.values()), key=len, reverse=True)
+
+
 def _blocks(function: Function) -> tuple[list[list[int]], list[list[int]]]:
     """Basic blocks, as lists of addresses, and the blocks that may follow each."""
     instructions = function.instructions

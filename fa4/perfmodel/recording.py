@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -15,6 +16,9 @@ STEPS = (8, 16)
 
 TILES = 3
 """Tiles of one CTA from which the cost of going on to the next one follows."""
+
+_BACKWARD_TILE = 128
+"""Queries, and keys of a CTA."""
 
 MASKED_TILES = 6
 """Query tiles of the triangle from which the costs of a causal problem follow; the first, the fourth and the last are replayed."""
@@ -83,7 +87,7 @@ def record(request: Request, config: Any = None) -> Recording:
     from fa4 import dispatch, tuning
     from fa4.arch import get_arch
     from fa4.compiler import get
-    from fa4.config import AmpereForwardConfig, BlackwellForwardConfig
+    from fa4.config import AmpereForwardConfig, BlackwellBackwardConfig, BlackwellForwardConfig
     from fa4.problem import AttentionProblem
 
     arch = get_arch(request.arch)
@@ -101,13 +105,19 @@ def record(request: Request, config: Any = None) -> Recording:
         rows, keys = config.q_tiles * config.positions * cluster, config.tile_n
         order = cast(Order, config.order)
         config = replace(config, ctas=cluster)
+    elif isinstance(config, BlackwellBackwardConfig):
+        cluster, pack, resident = config.cluster, 1, 1
+        rows, keys = _BACKWARD_TILE, _BACKWARD_TILE * cluster
+        order = cast(Order, config.order)
     elif isinstance(config, AmpereForwardConfig):
         rows, keys, cluster, pack, resident = config.tile_m, config.tile_n, 1, 1, 0
     else:
-        raise UnsupportedError("direction", direction, f"the model does not record kernels of {type(config).__name__}", "use the forward")
+        raise UnsupportedError(
+            "direction", direction, f"the model does not record kernels of {type(config).__name__}", "use another direction"
+        )
     artifact = get(problem, config, request.arch, line_info=True)
     traces = []
-    for seqlen_q, seqlen_k, tiles in lengths(rows, keys, request.causal, order == "persistent"):
+    for seqlen_q, seqlen_k, tiles in lengths(rows, keys, request.causal, order == "persistent", request.backward):
         traces.append((_run(request, artifact, (seqlen_q, seqlen_k, pack)), tiles))
     tools = artifact.toolchain
     return Recording(
@@ -123,24 +133,32 @@ def record(request: Request, config: Any = None) -> Recording:
 
 
 def _run(request: Request, artifact: Any, sizes: tuple[int, int, int]) -> Trace:
-    """The trace of one call of a forward kernel: one sequence, one key head; ``sizes`` are Sq, Sk and query heads."""
+    """The trace of one call of a kernel: one sequence, one key head; ``sizes`` are Sq, Sk and query heads."""
     import torch
 
-    from fa4.runtime import virtual
+    from fa4.problem import AttentionOptions
+    from fa4.runtime import backward, virtual
     from fa4.vgpu import Gpu
 
     (seqlen_q, seqlen_k, heads), (d, dv) = sizes, request.head_dims
     dtype = getattr(torch, request.dtype)
     generator = torch.Generator().manual_seed(0)
-    shapes = (seqlen_q, heads, d), (seqlen_k, 1, d), (seqlen_k, 1, dv)
-    q, k, v = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
-    out = q.new_empty((1, seqlen_q, heads, dv))
-    lse = q.new_empty((1, heads, seqlen_q), dtype=torch.float32)
+    shapes = (seqlen_q, heads, d), (seqlen_k, 1, d), (seqlen_k, 1, dv), (seqlen_q, heads, dv), (seqlen_q, heads, dv)
+    q, k, v, out, dout = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
+    lse = torch.full((1, heads, seqlen_q), math.log(seqlen_k))
     gpu = Gpu(request.arch)
-    recorder = Recorder(arch=request.arch)
-    gpu.observer = recorder
-    virtual.run(gpu, artifact, (q, k, v), (out, lse), (d**-0.5, None, None, None))
-    return recorder.traces[-1]
+    gpu.observer = recorder = Recorder(arch=request.arch)
+    if not request.backward:
+        virtual.run(gpu, artifact, (q, k, v), (out, lse), (d**-0.5, None, None, None))
+        return recorder.traces[-1]
+
+    def execute(other: Any, *arguments: Any, **more: Any) -> None:
+        """With the artifact of this recording in place of the tuned main kernel."""
+        virtual.run(gpu, artifact if other.problem["direction"] == "backward" else other, *arguments, **more)
+
+    options = AttentionOptions(d**-0.5, None, 0 if request.causal else None, deterministic=request.deterministic)
+    backward.attention_backward(backward.Saved(q, k, v, out, lse, dout, None), options, request.arch, cast(Any, execute))
+    return next(trace for trace in recorder.traces if trace.kernel == artifact.kernels[0].name)
 
 
 def _blocks_per_sm(artifact: Any, arch: str) -> int:

@@ -147,6 +147,7 @@ def test_verify_gradients_and_their_bits(capsys, monkeypatch):
 
     monkeypatch.setattr(verify, "_LENGTHS", [(65, 40)])
     monkeypatch.setattr(verify, "_BITS_LENGTHS", (40, 300))
+    monkeypatch.setattr(verify, "_HEADS", (1, 1))
     monkeypatch.setattr(verify, "_MASKS", {"full": {}})
     assert main(["verify", "--arch", "sm_100a", "--direction", "backward", "--deterministic", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()

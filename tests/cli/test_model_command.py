@@ -35,7 +35,7 @@ def test_prediction_and_timeline(tmp_path, capsys):
         ("--seqlen 0", "--seqlen=0: must be at least 1"),
         ("--machines 2000", "must be at most 1000"),
         ("--arch sm_70", "has no machine model"),
-        ("--head-dim 72 --direction backward --arch sm_103a", "direction"),
+        ("--direction backward --arch sm_80", "backward"),
     ],
 )
 def test_bad_input(options, message, capsys):

@@ -58,6 +58,16 @@ def test_nan_in_memory_that_no_row_may_see_does_not_leak(attention):
     check_attention(attention, padded, backward=False, causal=True)
 
 
+def test_nan_reaches_the_rows_that_see_it_and_no_other(attention):
+    inputs = make_inputs(AttentionShape(1, 100, 100, 1, 1, 64), torch.bfloat16)
+    inputs.k[0, 50] = math.nan
+    out, lse = attention(inputs.q, inputs.k, inputs.v, causal=True)
+    assert out[0, 50:].isnan().all()
+    assert lse[0, 0, 50:].isnan().all()
+    assert not out[0, :50].isnan().any()
+    assert not lse[0, 0, :50].isnan().any()
+
+
 @pytest.mark.parametrize("mask", ["full", "softcap"])
 def test_masks_in_float16(attention, mask):
     check(attention, AttentionShape(1, 65, 129, 2, 1, 64), torch.float16, **MASKS[mask])

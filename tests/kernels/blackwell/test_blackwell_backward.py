@@ -127,23 +127,22 @@ SCHEDULES = [("round_robin", 0, "early"), ("priority", 1, "late"), ("priority", 
 SHAPE = AttentionShape(1, 100, 600, 1, 1, 64)
 
 
-def sums(schedule, shape=SHAPE, options=PLAIN, configure=single, deterministic=True, edit=None):
-    """The accumulator of dQ, dK and dV under a schedule."""
+def sums(gpu, shape=SHAPE, options=PLAIN, configure=single, deterministic=True, edit=None):
+    """The accumulator of dQ, dK and dV."""
     inputs = make_inputs(shape)
     problem = problem_of(inputs, options, deterministic)
     artifact = compiled(problem, configure(problem))
     if edit:
         artifact = replace(artifact, ptx=edit(artifact.ptx))
     b = buffers(inputs, options, deterministic)
-    order, seed, delay = schedule
-    gpu = Gpu(ARCH, schedule=order, seed=seed, delay=delay, resident=2 + 2 * (seed % 3))
     run(gpu, artifact, inputs, b, scalars(options, shape.head_dim))
     return [x.view(torch.int32 if x.dtype.itemsize == 4 else torch.int16) for x in (b.dq, b.dk, b.dv)]
 
 
 def differing(schedules, **how):
     """Which of dq, dk, dv are not the same under all schedules."""
-    first, *others = (sums(schedule, **how) for schedule in schedules)
+    gpus = (Gpu(ARCH, schedule=order, seed=seed, delay=delay, resident=2 + 2 * (seed % 3)) for order, seed, delay in schedules)
+    first, *others = (sums(gpu, **how) for gpu in gpus)
     return {name for other in others for name, a, b in zip(("dq", "dk", "dv"), first, other, strict=True) if not torch.equal(a, b)}
 
 
@@ -157,13 +156,37 @@ def test_fast_is_not():
     assert differing(SCHEDULES, deterministic=False) == {"dq"}
 
 
-def test_a_missing_wait_for_the_turn_is_noticed():
-    def edit(ptx):
-        edited, count = re.subn(r"(ld\.acquire\.gpu.*\n\s*setp\.ge\.s32\s+%p\d+, %r\d+, )%r\d+;", r"\g<1>0;", ptx)
-        assert count == 1
-        return edited
+def without_wait(ptx):
+    """Nobody waits for his turn."""
+    edited, count = re.subn(r"(ld\.acquire\.gpu.*\n\s*setp\.ge\.s32\s+%p\d+, %r\d+, )%r\d+;", r"\g<1>0;", ptx)
+    assert count == 1
+    return edited
 
-    assert differing(SCHEDULES, edit=edit) == {"dq"}
+
+def relaxed(strong):
+    """The semaphore still counts, but hands nothing on."""
+
+    def edit(ptx):
+        assert strong in ptx
+        return ptx.replace(strong, strong.rpartition(".")[0] + ".relaxed")
+
+    return edit
+
+
+def test_a_missing_wait_for_the_turn_gives_other_bits():
+    assert differing(SCHEDULES, edit=without_wait) == {"dq"}
+
+
+@pytest.mark.parametrize("configure", [single, paired])
+@pytest.mark.parametrize(
+    ("edit", "ordered"), [(None, True), (without_wait, False), (relaxed("ld.acquire"), False), (relaxed("red.release"), False)]
+)
+def test_semaphores_order_what_is_added(configure, edit, ordered):
+    """By happens-before, in one schedule, whether or not bits differ in it."""
+    gpu = Gpu(ARCH, checks="hazards")
+    gpu.sums = []
+    sums(gpu, configure=configure, edit=edit)
+    assert (gpu.sums[0].unordered is None) == ordered
 
 
 @pytest.mark.slow

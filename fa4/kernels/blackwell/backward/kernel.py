@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward
+from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward, swizzle_columns
 from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mma, reduce
 from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
@@ -110,7 +110,10 @@ class BlackwellBackward:
             moves += [(mK, shapes.K, load_op), (mV, shapes.V, load_op), (mQ, shapes.Q, load_op), (mdO, shapes.dO, load_op)]
             if const_expr(config.cta_pair):
                 moves += [(mQ, shapes.Qt, load_op), (mdO, shapes.dOt, load_op), (mK, shapes.Kt, load_op)]
-            atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, by_head(x), tile_layout(*tile, self.dtype), tile)) for x, tile, op in moves)
+            atoms = tuple(
+                Tma(*cpasync.make_tiled_tma_atom(op, by_head(x, swizzle_columns(tile[1])), tile_layout(*tile, self.dtype), tile))
+                for x, tile, op in moves
+            )
             BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
             self.kernel(atoms, Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(

@@ -33,11 +33,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
 
-from fa4.config import ROW_SLOTS, BlackwellBackwardConfig
-from fa4.kernels.common.barrier import Barrier
+from fa4.config import ROW_SLOTS, WARP, BlackwellBackwardConfig
+from fa4.kernels.common.barrier import Barrier, arrivals
 
 WARPS = 4
-"""Warps of a warpgroup: each arrives once, after all its lanes have done their part."""
+GROUP = WARPS * WARP
+"""Threads of a warpgroup."""
 
 # name: (arrivals, whether there is one for each tile of Q in shared memory rather than a single one)
 GRAPH = {
@@ -49,15 +50,15 @@ GRAPH = {
     "do_full": (1, False),  # load, with the bytes of dO, to mma
     "do_empty": (1, False),  # mma, by commit: dP and dV of the tile are complete; in a pair, dP
     "s_full": (1, False),  # mma, by commit: S is complete
-    "p_ready": (2 * WARPS, False),  # compute: P is in tensor memory, and S has been read
+    "p_ready": (2 * GROUP, False),  # compute: P is in tensor memory, and S has been read
     "dp_full": (1, False),  # mma, by commit: dP is complete, and so are the products that read the dS before
-    "ds_ready": (2 * WARPS, False),  # compute: dS is in tensor and in shared memory, and dP has been read
+    "ds_ready": (2 * GROUP, False),  # compute: dS is in tensor and in shared memory, and dP has been read
     "dq_full": (1, False),  # mma, by commit: dQ is complete
-    "dq_empty": (WARPS, False),  # reduce has read it
+    "dq_empty": (GROUP, False),  # reduce has read it
     "dv_full": (1, False),  # mma, by commit: dV is complete, and V is no longer read
     "dk_full": (1, False),  # mma, by commit: dK is complete, and K is no longer read
-    "dv_ready": (2 * WARPS, False),  # compute to epilogue: dV is where V was
-    "dk_ready": (2 * WARPS, False),  # compute to epilogue: dK is where K was
+    "dv_ready": (2 * GROUP, False),  # compute to epilogue: dV is where V was
+    "dk_ready": (2 * GROUP, False),  # compute to epilogue: dK is where K was
 }
 # Those that only a pair has.
 PAIRED = {
@@ -67,7 +68,7 @@ PAIRED = {
     "dot_full": (1, False),  # load, with those of dO, to mma
     "dot_empty": (1, False),  # mma, by commit: dV of the tile is complete
     "sent": (1, False),  # relay, with the bytes of dS that the other CTA sends
-    "moved": (1, False),  # relay to mma: they have come
+    "moved": (WARP, False),  # relay to mma: they have come
 }
 JOINT = ("p_ready", "ds_ready", "dq_empty", "moved")
 """In a pair warps of both CTAs arrive at the leader's."""
@@ -111,8 +112,8 @@ class Barriers:
         graph = {**GRAPH, **(PAIRED if config.cta_pair else {})}
         rings = {"row_full": ROW_SLOTS}
         return {
-            name: [arrivals * (config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
-            for name, (arrivals, ring) in graph.items()
+            name: [arrivals(count, config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
+            for name, (count, ring) in graph.items()
         }
 
     @staticmethod
@@ -122,7 +123,7 @@ class Barriers:
         start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
         barriers, at = dict.fromkeys(PAIRED, Barrier(start)), 0
         for name, each in counts.items():
-            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, (name in TENSOR_MEMORY,) * 2)
+            barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, name in TENSOR_MEMORY)
             at += len(each)
         return Barriers(**barriers)
 

@@ -28,20 +28,26 @@ class Slot(NamedTuple):
 
 
 @cute.jit
-def following(slot: Slot, stages: cutlass.Constexpr[int]) -> Slot:
-    """The next slot; the parity flips where the ring starts again."""
+def following(slot: Slot, stages: cutlass.Constexpr[int], after_K: cutlass.Constexpr[bool] = False) -> Slot:
+    """The next slot; the parity flips where the ring starts again.
+
+    K and V take turns, K first: where the number of stages is even, the ring never starts again ``after_K``.
+    """
+    if const_expr(after_K and stages % 2 == 0):
+        return Slot(slot.index + 1, slot.phase)
     wraps = slot.index + 1 == stages
-    return Slot(Int32(0) if wraps else slot.index + 1, slot.phase ^ 1 if wraps else slot.phase)
+    return Slot(Int32(0) if wraps else slot.index + 1, slot.phase ^ Int32(wraps))
 
 
 @dataclass(frozen=True)
 class Work:
-    """Query tiles of one (head, batch), from position ``first`` on, and the key tiles that they visit, last one first.
+    """Number ``index``: query tiles of one (head, batch), from position ``first`` on, and the key tiles that they visit, last one first.
 
     Where heads are packed, ``head`` is the key head that they share.
     The CTAs of a pair have query tiles of their own and visit the same key tiles.
     """
 
+    index: Int32
     first: Int32
     head: Int32
     batch: Int32
@@ -102,7 +108,7 @@ class Context:
         tiles = band.key_tiles(query_tile * together, together, self.config.tile_n)
         if const_expr(self.config.cta_pair):
             tiles = band.full_for(tiles, first, rows, self.config.tile_n)
-        return Work(first, head, batch, band, tiles)
+        return Work(index, first, head, batch, band, tiles)
 
     @cute.jit
     def query(self, work: Work, row: Int32) -> Query:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
@@ -11,21 +9,23 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
+from fa4.kernels.blackwell.forward.pipelines import take_factor
 from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
 from fa4.kernels.blackwell.forward.storage import tile_shapes
-from fa4.kernels.common.opaque import opaque
+from fa4.kernels.common.opaque import thread_index
+
+RESCALED, FINISHED = 64, 32
+"""Columns of O in registers at a time: what is rounded needs registers twice."""
 
 
-def chunk_of(columns: int) -> int:
-    """Columns of O in registers at a time."""
-    return 32 if columns % 32 == 0 else 16
-
-
-class State(NamedTuple):
-    """Key tiles, and query tiles with keys so far."""
-
-    step: Int32
-    used: Int32
+def chunks_of(columns: int, most: int) -> list[tuple[int, int]]:
+    """(first, count) of the columns of O that are in registers at a time: powers of two, as instructions take, at most ``most``."""
+    chunks, at = [], 0
+    while at < columns:
+        size = min(most, 1 << (columns - at).bit_length() - 1)
+        chunks.append((at, size))
+        at += size
+    return chunks
 
 
 def run(c: Context, mO: cute.Tensor, thread: Int32) -> None:
@@ -33,40 +33,47 @@ def run(c: Context, mO: cute.Tensor, thread: Int32) -> None:
 
     Warps: four, for all query tiles in turn; a thread has a row of each.
     Owns: O in tensor memory between the product before and p_ready; sO.
-    Waits: factor_full (the S of that key tile was complete, hence the product before it); at the end total_full, o_full, o_empty.
+    Waits: factor (the S of that key tile was complete, hence the product before it); at the end total_full, o_full, o_empty.
     Signals: p_ready; at the end total_empty, o_ready.
     Order: for each key tile and query tile: factor; where a lane of the warp has one other than 1, O times factor; p_ready.
     """
-    each_tile(c, visit, State(Int32(0), Int32(0)), mO, thread)
+    each_tile(c, visit, Int32(0), mO, thread)
 
 
 @cute.jit
-def visit(c: Context, work: Work, state: State, mO: cute.Tensor, thread: Int32) -> State:
-    """The rows of one step of the launch."""
+def visit(c: Context, work: Work, used: Int32, mO: cute.Tensor, thread: Int32) -> Int32:
+    """The rows of one step of the launch; ``used`` counts query tiles with keys."""
     config, barriers, count = c.config, c.barriers, work.count
-    for step in cutlass.range(state.step, state.step + count, unroll=1):
+    if count > 0:  # the product of the first key tile takes the place of O
         for stage in cutlass.range_constexpr(config.q_tiles):
-            barriers.factor_full.wait(stage, step & 1)
+            take_factor(stage, thread)
+            barriers.p_ready.arrive(stage)
+    else:
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            query = c.query(work, stage * TMEM_LANES + thread)
+            if query.exists:
+                clear(mO[work.batch, query.position, query.head, None])
+    for _ in cutlass.range(count - 1, unroll=1):
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            take_factor(stage, thread)
             factor = c.shared.factor[thread, stage]
-            if step > state.step:
+            if const_expr(config.rescale == "select"):
+                rescale(c, stage, thread, factor)
+            else:
                 if cute.arch.vote_any_sync(factor < 1.0):
                     rescale(c, stage, thread, factor)
             barriers.p_ready.arrive(stage)
-    for stage in cutlass.range_constexpr(config.q_tiles):
-        if count > 0:
-            barriers.total_full.wait(stage, state.used & 1)
+    if count > 0:
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            barriers.total_full.wait(stage, used & 1)
             total = c.shared.total[thread, stage]
             barriers.total_empty.arrive(stage)
-            barriers.o_full.wait(stage, state.used & 1)
-            barriers.o_empty.wait(stage, state.used & 1 ^ 1)
+            barriers.o_full.wait(stage, used & 1)
+            barriers.o_empty.wait(stage, used & 1 ^ 1)
             finish(c, stage, thread, total)
             cute.arch.fence_proxy("async.shared", space="cta")
             barriers.o_ready.arrive(stage)
-        else:
-            query = c.query(work, opaque(stage * TMEM_LANES + thread))  # addresses are worked out here, not kept in registers
-            if query.exists:
-                clear(mO[work.batch, query.position, query.head, None])
-    return State(state.step + count, state.used + Int32(count > 0))
+    return used + Int32(count > 0)
 
 
 @cute.jit
@@ -82,9 +89,7 @@ def clear(row: cute.Tensor) -> None:
 def rescale(c: Context, stage: cutlass.Constexpr[int], thread: Int32, factor: Float32) -> None:
     """O times ``factor``, in tensor memory."""
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
-    columns = padded_head_dim(c.head_dims[1])
-    size = chunk_of(columns)
-    for at in cutlass.range_constexpr(0, columns, size):
+    for at, size in chunks_of(padded_head_dim(c.head_dims[1]), RESCALED):
         O = cute.make_rmem_tensor(size, Float32)
         load_columns(address + at, O, thread)
         for i in cutlass.range_constexpr(0, size, 2):
@@ -97,11 +102,10 @@ def rescale(c: Context, stage: cutlass.Constexpr[int], thread: Int32, factor: Fl
 def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Float32) -> None:
     """O divided by the row's sum, rounded, to shared memory; 0 in a row that saw no key, whatever O holds."""
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
+    row = thread_index() % TMEM_LANES  # read again: addresses that follow from it are worked out here, not kept in registers
     inverse = cute.arch.rcp_approx(total)
-    keep = Int32(-1) if total > 0.0 else Int32(0)
-    columns = padded_head_dim(c.head_dims[1])
-    size = chunk_of(columns)
-    for at in cutlass.range_constexpr(0, columns, size):
+    keep = Int32(0) if total == 0.0 else Int32(-1)  # a NaN that a row sees stays one
+    for at, size in chunks_of(padded_head_dim(c.head_dims[1]), FINISHED):
         O = cute.make_rmem_tensor(size, Float32)
         load_columns(address + at, O, thread)
         rO = cute.make_rmem_tensor(size, c.dtype)
@@ -113,7 +117,7 @@ def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Floa
             words[i] = words[i] & keep
         for i in cutlass.range_constexpr(size // 8):
             source = cute.make_tensor(rO.iterator + i * 8, cute.make_layout(8))
-            cute.autovec_copy(source, cute.local_tile(c.shared.sO[thread, None, stage], (8,), (at // 8 + i,)))
+            cute.autovec_copy(source, cute.local_tile(c.shared.sO[row, None, stage], (8,), (at // 8 + i,)))
 
 
 def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
@@ -123,11 +127,9 @@ def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
     Owns: nothing; reads sO.
     Waits: o_ready.
     Signals: o_empty, and where O leaves through sQ q_empty.
-    Order: both tiles are on their way before the first is waited for.
+    Order: both tiles are on their way before the first is waited for, until shared memory is read; the end of the kernel does the rest.
     """
     each_tile(c, leave, Int32(0), atom, mO)
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
 @cute.jit
@@ -137,15 +139,14 @@ def leave(c: Context, work: Work, used: Int32, atom: cute.CopyAtom, mO: cute.Ten
     gO = cute.local_tile(mO[None, None, work.head, work.batch], tile_shapes(c.config, c.head_dims).O, (None, 0))
     source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(c.shared.sO, 0, 2), cute.group_modes(gO, 0, 2))
     if work.count > 0:
-        for stage in cutlass.range_constexpr(count):
-            c.barriers.o_ready.wait(stage, used & 1)
-            with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
+        with cute.arch.elect_one():  # a copy to global memory, unlike one from it, does not elect by itself; groups are a lane's own
+            for stage in cutlass.range_constexpr(count):
+                c.barriers.o_ready.wait(stage, used & 1)
                 cute.copy(atom, source[None, stage], to[None, c.query_tile(work, stage)])
                 cute.arch.cp_async_bulk_commit_group()
-        for stage in cutlass.range_constexpr(count):
-            with cute.arch.elect_one():
+            for stage in cutlass.range_constexpr(count):
                 cute.arch.cp_async_bulk_wait_group(count - 1 - stage, read=True)
-            c.barriers.o_empty.arrive(stage)
-            if const_expr(c.config.o_over_q):
-                c.barriers.q_empty.arrive(stage)
+                c.barriers.o_empty.arrive(stage)
+                if const_expr(c.config.o_over_q):
+                    c.barriers.q_empty.arrive(stage)
     return used + Int32(work.count > 0)

@@ -10,7 +10,14 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, WARP, BlackwellForwardConfig, check_blackwell_forward
+from fa4.config import (
+    ELEMENT_BYTES,
+    TMEM_COLUMNS,
+    WARP,
+    BlackwellForwardConfig,
+    check_blackwell_forward,
+    swizzle_columns,
+)
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.storage import allocate, tile_layout, tile_shapes
@@ -95,7 +102,7 @@ class BlackwellForward:
                 (mV, None, shapes.V, load_op),
                 (mO, heads_q // heads_kv, shapes.O, cpasync.CopyBulkTensorTileS2GOp()),
             ):
-                view = by_group(x, group) if const_expr(packed and group is not None) else by_head(x)
+                view = by_group(x, group) if const_expr(packed and group is not None) else by_head(x, swizzle_columns(tile[1]))
                 moves.append(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)))
             BlackwellForward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             tiles = Tiles(order, cute.FastDivmodDivisorV2(heads_q // heads_kv), limits)
@@ -128,6 +135,9 @@ class BlackwellForward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
         shared = allocate(config, self.head_dims, self.dtype)
+        if warp == LOAD:
+            for x in (Q, K, V, O):
+                cpasync.prefetch_descriptor(x.atom)
         if warp == MMA:
             with cute.arch.elect_one():
                 shared.barriers.initialise(config)
@@ -140,13 +150,15 @@ class BlackwellForward:
         seqlens = mO.shape[1], K.tensor.shape[0]
         user = modifiers(self.problem, scalars, seqlens)
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
-        if warp < 4:
+        if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            softmax.run(c, mLSE, 0, thread)
-        elif warp < 8:
-            cute.arch.setmaxregister_increase(config.registers[0])
-            if const_expr(config.q_tiles > 1):
-                softmax.run(c, mLSE, 1, thread)
+            if const_expr(tiles.limits.left is None):
+                if warp < 4 * config.q_tiles:
+                    softmax.run(c, mLSE, warp // 4, thread)
+            else:  # a copy for each query tile: with both bounds its number would be one register too many
+                for stage in cutlass.range_constexpr(config.q_tiles):
+                    if warp // 4 == stage:
+                        softmax.run(c, mLSE, Int32(stage), thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
             correction.run(c, mO, thread)
@@ -171,9 +183,17 @@ class BlackwellForward:
 
 
 @cute.jit
-def by_head(x: cute.Tensor) -> cute.Tensor:
-    """(sequence, head dim, head, batch) of (batch, sequence, head, head dim)."""
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 3, 2, 0]))
+def by_head(x: cute.Tensor, width: cutlass.Constexpr[int]) -> cute.Tensor:
+    """(sequence, head dim, head, batch) of (batch, sequence, head, head dim).
+
+    Where blocks of ``width`` columns, as a tile has them, divide the head dim, it is (width, blocks): a copy's box then has all blocks of
+    a tile, and takes one instruction instead of one for each block.
+    """
+    batch, sequence, heads, columns = x.shape
+    per_batch, per_row, per_head, _ = x.stride
+    shape, stride = (columns, 1) if const_expr(columns % width or columns == width) else ((width, columns // width), (1, width))
+    layout = cute.make_layout((sequence, shape, heads, batch), stride=(per_row, stride, per_head, per_batch))
+    return cute.make_tensor(x.iterator, layout)
 
 
 @cute.jit

@@ -61,7 +61,8 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
     Of a pair both CTAs have one: each copies its query tiles, its half of the keys of K and of the columns of V. At the end it waits until
     all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
-    state = each_tile(c, visit, State(Slot(Int32(0), Int32(0)), Int32(0)), Q, K, V)
+    # The phase before the first: slots begin empty.
+    state = each_tile(c, visit, State(Slot(Int32(0), Int32(1)), Int32(0)), Q, K, V)
     if c.config.cta_pair:
         drain(c, state)
 
@@ -75,11 +76,17 @@ def visit(c: Context, work: Work, state: State, Q: Source, K: Source, V: Source)
             c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
             Q.start(c, (c.query_tile(work, stage), 0), at_Q, Int32(stage), c.barriers.q_full.at(stage))
             if const_expr(stage == 0):
-                slot = fill(c, K, part_of_k(c, work.tiles.end - 1), at, slot)
-        slot = fill(c, V, (work.tiles.end - 1, c.rank), at, slot)
-    for key_tile in cutlass.range(work.tiles.end - 2, work.tiles.begin - 1, -1, unroll=1):
-        slot = fill(c, K, part_of_k(c, key_tile), at, slot)
-        slot = fill(c, V, (key_tile, c.rank), at, slot)
+                fill(c, K, part_of_k(c, work.tiles.end - 1), at, slot)
+                slot = following(slot, c.config.stages, after_K=True)
+        fill(c, V, (work.tiles.end - 1, c.rank), at, slot)
+        slot = following(slot, c.config.stages)
+    key_tile = work.tiles.end
+    for _ in cutlass.range(work.count - 1, unroll=1):
+        key_tile = key_tile - 1
+        fill(c, K, part_of_k(c, key_tile - 1), at, slot)
+        slot = following(slot, c.config.stages, after_K=True)
+        fill(c, V, (key_tile - 1, c.rank), at, slot)
+        slot = following(slot, c.config.stages)
     return State(slot, state.used + Int32(work.count > 0))
 
 
@@ -88,7 +95,7 @@ def drain(c: Context, state: State) -> None:
     """Wait until all slots and the places of Q are empty."""
     slot = state.slot
     for _ in cutlass.range_constexpr(c.config.stages):
-        c.barriers.kv_empty.wait(slot.index, slot.phase ^ 1)
+        c.barriers.kv_empty.wait(slot.index, slot.phase)
         slot = following(slot, c.config.stages)
     for stage in cutlass.range_constexpr(c.config.q_tiles):
         c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
@@ -101,8 +108,7 @@ def part_of_k(c: Context, key_tile: Int32) -> tuple[Int32, Int32]:
 
 
 @cute.jit
-def fill(c: Context, X: Source, tile: tuple[Int32, Int32], at: tuple[Int32, Int32], slot: Slot) -> Slot:
-    """Start a tile into a slot as soon as it is empty; returns the next slot."""
-    c.barriers.kv_empty.wait(slot.index, slot.phase ^ 1)
+def fill(c: Context, X: Source, tile: tuple[Int32, Int32], at: tuple[Int32, Int32], slot: Slot) -> None:
+    """Start a tile into a slot as soon as it is empty."""
+    c.barriers.kv_empty.wait(slot.index, slot.phase)
     X.start(c, tile, at, slot.index, c.barriers.kv_full.at(slot.index))
-    return following(slot, c.config.stages)

@@ -10,13 +10,15 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.nvgpu import tcgen05
 
-from fa4.config import TMEM_LANES, blackwell_columns
+from fa4.config import TMEM_LANES
 from fa4.emulate_exp.coefficients import CONTINUOUS
 from fa4.emulate_exp.device import emulated_exp2_pair
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
+from fa4.kernels.blackwell.forward.pipelines import give_factor
 from fa4.kernels.blackwell.forward.storage import LANE
 from fa4.kernels.common.mask import Band
+from fa4.kernels.common.opaque import opaque, thread_index
 from fa4.kernels.common.score import capped
 
 CHUNK = 32
@@ -44,12 +46,17 @@ def columns(address: Int32, count: int) -> cute.Tensor:
     return cute.make_tensor(pointer, cute.make_layout((TMEM_LANES, count), stride=(LANE, 1)))
 
 
+def at_once(count: int) -> int:
+    """Columns of one tcgen05.ld or st of ``count``: the most that divides them; more than 64 leave no registers."""
+    return min(count & -count, 64)
+
+
 @cute.jit
 def load_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
-    """This thread's lane of ``values``' size columns, to registers; complete on return."""
+    """This thread's lane of ``values``' size columns to registers; complete on return."""
     count = cute.size(values)
     source = columns(address, count)
-    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(min(count, 32))), Float32)
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(at_once(count))), Float32)
     copy = tcgen05.make_tmem_copy(atom, source).get_slice(thread)
     shape = copy.partition_D(cute.make_identity_tensor(source.shape)).shape
     cute.copy(atom, copy.partition_S(source), cute.make_tensor(values.iterator, shape))
@@ -61,19 +68,19 @@ def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
     """The registers ``values`` to this thread's lane; ``fence_view_async_tmem_store`` completes it."""
     count = cute.size(values)
     to = columns(address, count)
-    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(min(count, 32))), Float32)
+    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(at_once(count))), Float32)
     copy = tcgen05.make_tmem_copy(atom, to).get_slice(thread)
     shape = copy.partition_S(cute.make_identity_tensor(to.shape)).shape
     cute.copy(atom, cute.make_tensor(values.iterator, shape), copy.partition_D(to))
 
 
-def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
-    """From S to P, a row for each thread.
+def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
+    """From S to P of query tile ``stage``, a row for each thread. It is a number of the warp: both tiles share the code.
 
     Warps: four for each query tile.
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
     Waits: s_full; total_empty.
-    Signals: factor_full; p_ready after three quarters of P, p_last; total_full at the end.
+    Signals: factor; p_ready after three quarters of P, p_last; total_full at the end.
     Order: S to registers; softcap, user functions, mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor
         memory; sum.
     """
@@ -81,10 +88,9 @@ def run(c: Context, mLSE: cute.Tensor, stage: int, thread: Int32) -> None:
 
 
 @cute.jit
-def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlass.Constexpr[int], thread: Int32) -> State:
+def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> State:
     """The rows of one query tile."""
     tiles = work.tiles
-    query = c.query(work, stage * TMEM_LANES + thread)
     row = Row(-Float32.inf, Float32(0.0), state.step)
     for tile in cutlass.range(tiles.end - 1, tiles.full_end - 1, -1, unroll=1):
         row = scores(c, work, stage, thread, tile, row, True)
@@ -98,18 +104,18 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: cutlas
         c.barriers.total_empty.wait(stage, state.used & 1 ^ 1)
         totals[thread, stage] = row.total
         c.barriers.total_full.arrive(stage)
+    again = c.work(opaque(work.index))  # and the thread's index: no registers hold them through the loops
+    query = c.query(again, stage * TMEM_LANES + thread_index() % TMEM_LANES)
     if query.exists:
         # A row that saw no key: -inf + log2(0) = -inf.
-        mLSE[work.batch, query.head, query.position] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
+        mLSE[again.batch, query.head, query.position] = (row.reference + cute.math.log2(row.total, fastmath=True)) * math.log(2.0)
     return State(row.step, state.used + Int32(work.count > 0))
 
 
 @cute.jit
-def scores(
-    c: Context, work: Work, stage: cutlass.Constexpr[int], thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]
-) -> Row:
+def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]) -> Row:
     """One key tile."""
-    address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
+    address = c.tmem + stage * c.config.tile_n  # blackwell_columns(...).S
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
@@ -132,7 +138,7 @@ def scores(
     reference = new if grew else row.reference
     factor = cute.math.exp2(row.reference - finite(reference), fastmath=True) if grew else Float32(1.0)
     c.shared.factor[thread, stage] = factor
-    c.barriers.factor_full.arrive(stage)
+    give_factor(stage, thread)
 
     total = row.total * factor
     for chunk in cutlass.range_constexpr(c.config.tile_n // CHUNK):
