@@ -110,10 +110,8 @@ class BlackwellBackward:
             moves += [(mK, shapes.K, load_op), (mV, shapes.V, load_op), (mQ, shapes.Q, load_op), (mdO, shapes.dO, load_op)]
             if const_expr(config.cta_pair):
                 moves += [(mQ, shapes.Qt, load_op), (mdO, shapes.dOt, load_op), (mK, shapes.Kt, load_op)]
-            atoms = tuple(
-                Tma(*cpasync.make_tiled_tma_atom(op, by_head(x, swizzle_columns(tile[1])), tile_layout(*tile, self.dtype), tile))
-                for x, tile, op in moves
-            )
+            views = ((op, by_head(x, swizzle_columns(tile[1])), tile) for x, tile, op in moves)
+            atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)) for op, view, tile in views)
             BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
             self.kernel(atoms, Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(

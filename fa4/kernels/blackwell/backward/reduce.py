@@ -90,7 +90,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
     number = 0
     for first in cutlass.range_constexpr(0, d, at_once):
         dQ = cute.make_rmem_tensor(at_once, Float32)
-        size = at_once if at_once % 32 == 0 else chunk
+        size = at_once & -at_once  # a load takes a power of two
         for part in cutlass.range_constexpr(0, at_once, size):
             values = cute.make_tensor(dQ.iterator + part, cute.make_layout(size))
             load_columns(c.tmem + c.columns.dQ + first + part, values, warp * WARP + lane)
