@@ -1,4 +1,4 @@
-"""``fa4 vgpu``: how well the virtual GPU notices mistakes of synchronisation in a kernel."""
+"""``fa4 vgpu``: what a kernel spends its work on, and how well the virtual GPU notices mistakes of synchronisation in it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,47 @@ _OUTCOMES = ("caught", "equivalent", "survived", "not executed")
 
 
 def add_command(commands: Any) -> None:
-    """Add ``fa4 vgpu mutate``."""
+    """Add ``fa4 vgpu mutate`` and ``fa4 vgpu report``."""
     parser = commands.add_parser("vgpu", help="what the virtual GPU can tell about a kernel")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     mutate = actions.add_parser("mutate", help="remove or alter one synchronising instruction at a time: are the mistakes noticed?")
-    mutate.add_argument("--arch", default="sm_80", help="architecture (default: %(default)s)")
-    mutate.add_argument("--head-dim", type=_dims, default=(64, 64), metavar="D[,DV]", help="default: 64")
-    mutate.add_argument("--lengths", type=_lengths, default=(150, 200), metavar="SQ,SK", help="sequence lengths (default: 150,200)")
-    mutate.add_argument("--heads", type=int, default=1, help="default: %(default)s")
-    mutate.add_argument("--causal", action="store_true", help="causal attention")
-    mutate.add_argument("--ctas", type=int, help="launch a persistent kernel with so many CTAs, each of which then has more pieces of work")
-    mutate.add_argument("--peer", choices=["flash-attn-4"], help="kernels of another project, which must be installed")
-    mutate.add_argument("--direction", choices=["forward", "backward"], default="forward", help="of the peer (default: %(default)s)")
-    mutate.add_argument("--pairs", action="store_true", help="let the peer's forward use CTA pairs, as its backward does")
+    _add_launch_options(mutate)
     mutate.add_argument("--schedules", type=int, default=3, help="tried before a mutant counts as survived (default: %(default)s)")
     mutate.add_argument("--most", type=float, default=5.0, help="percent of survivors that are no failure (default: %(default)s)")
     mutate.add_argument("--resume", type=Path, metavar="FILE", help="keep verdicts there, a line of JSON each, and go on where it ends")
     mutate.set_defaults(run=run)
+    report = actions.add_parser(
+        "report", help="waits, instructions, bank conflicts, bytes and products, by role of the warps and by source line"
+    )
+    _add_launch_options(report)
+    report.add_argument(
+        "--roles", type=_roles, metavar="NAME:WARPS,...", help="names of the CTA's warps, in order, for example softmax:8,mma:1"
+    )
+    report.add_argument("--lines", type=int, default=10, help="rows of each part (default: %(default)s)")
+    report.add_argument("--json", action="store_true", help="print JSON, with all rows")
+    report.set_defaults(run=run_report)
+
+
+def _add_launch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arch", default="sm_80", help="architecture (default: %(default)s)")
+    parser.add_argument("--head-dim", type=_dims, default=(64, 64), metavar="D[,DV]", help="default: 64")
+    parser.add_argument("--lengths", type=_lengths, default=(150, 200), metavar="SQ,SK", help="sequence lengths (default: 150,200)")
+    parser.add_argument("--heads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--causal", action="store_true", help="causal attention")
+    parser.add_argument("--ctas", type=int, help="launch a persistent kernel with so many CTAs, each of which then has more pieces of work")
+    parser.add_argument("--peer", choices=["flash-attn-4"], help="kernels of another project, which must be installed")
+    parser.add_argument("--direction", choices=["forward", "backward"], default="forward", help="of the peer (default: %(default)s)")
+    parser.add_argument("--pairs", action="store_true", help="let the peer's forward use CTA pairs, as its backward does")
+
+
+def _roles(text: str) -> list[str]:
+    names: list[str] = []
+    for part in text.split(","):
+        name, _, warps = part.rpartition(":")
+        if not name or not warps.isdecimal():
+            raise argparse.ArgumentTypeError(f"{text!r} is not NAME:WARPS,...; for example softmax:8,mma:1")
+        names += [name] * int(warps)
+    return names
 
 
 def _lengths(text: str) -> tuple[int, int]:
@@ -59,11 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     """A row for each kind of change, then the mutants that were executed and not caught. Exit status 1 where too many survive."""
     from fa4.vgpu.mutate import Mutation, schedules
 
-    capture = _of_peer(arguments) if arguments.peer else _own(arguments)
-    if arguments.ctas is not None:
-        together = (capture.cluster or (1,))[0]
-        ctas = -(-arguments.ctas // together) * together
-        capture = replace(capture, grid=(min(ctas, capture.grid[0]), *capture.grid[1:]))
+    capture = _capture(arguments)
     mutation = Mutation(capture, schedules(arguments.schedules))
     print(f"{capture.kernel}\ngrid {capture.grid}, {arguments.schedules} schedules, checks {mutation.checks!r}", flush=True)
     verdicts = list(judged(mutation, arguments.resume))
@@ -77,6 +97,18 @@ def run(arguments: argparse.Namespace) -> int:
     survived = sum(verdict.outcome == "survived" for verdict in verdicts)
     print(f"{survived} of {executed} executed mutants survived ({100 * survived / max(executed, 1):.1f}%)")
     return 1 if survived > arguments.most / 100 * executed else 0
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """A ``fa4.vgpu.ProfileReport`` of the launch, in the plainest schedule."""
+    from fa4.vgpu import Profile, Program
+
+    capture = _capture(arguments)
+    profile = Profile(arguments.roles)
+    capture.replay(Program.parse(capture.ptx), profile)
+    (report,) = profile.reports
+    print(json.dumps(report.data()) if arguments.json else report.text(arguments.lines))
+    return 0
 
 
 def judged(mutation: Mutation, file: Path | None) -> Iterator[Verdict]:
@@ -115,6 +147,16 @@ def table(verdicts: list[Verdict]) -> str:
 
 def _change(verdict: Verdict) -> str:
     return "id" if verdict.mutant.change.startswith("id ") else verdict.mutant.change
+
+
+def _capture(arguments: argparse.Namespace) -> Capture:
+    """The launch that the arguments ask for."""
+    capture = _of_peer(arguments) if arguments.peer else _own(arguments)
+    if arguments.ctas is None:
+        return capture
+    together = (capture.cluster or (1,))[0]
+    ctas = -(-arguments.ctas // together) * together
+    return replace(capture, grid=(min(ctas, capture.grid[0]), *capture.grid[1:]))
 
 
 def _own(arguments: argparse.Namespace) -> Capture:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fa4.errors import ModelError
-from fa4.perfmodel.decode import Decoder
+from fa4.vgpu.decode import Decoder
 from fa4.vgpu.observe import Values
 from fa4.vgpu.program import Kernel, Program
 
@@ -30,7 +30,7 @@ _REMEDY = "record it again with fa4.perfmodel.Recorder"
 
 
 class Event(NamedTuple):
-    """What an instruction asks of the machine; ``op`` is its number in ``Kernel.ops``. ``fa4.perfmodel.decode`` lists kinds and data."""
+    """What an instruction asks of the machine; ``op`` is its number in ``Kernel.ops``. ``fa4.vgpu.decode`` lists kinds and data."""
 
     kind: str
     op: int

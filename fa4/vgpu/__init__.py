@@ -43,6 +43,7 @@ from fa4.vgpu.errors import (
 )
 from fa4.vgpu.machine import Gpu
 from fa4.vgpu.observe import Observer
+from fa4.vgpu.profile import Profile, ProfileReport
 from fa4.vgpu.program import Program
 from fa4.vgpu.report import Report
 
@@ -66,6 +67,8 @@ __all__ = [
     "PendingCopyError",
     "PendingMultiplyError",
     "Place",
+    "Profile",
+    "ProfileReport",
     "Program",
     "ProxyFenceError",
     "PtxSyntaxError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -23,7 +23,7 @@ from fa4.vgpu.processes import check_processes, run_in_processes
 from fa4.vgpu.program import Kernel, Program
 from fa4.vgpu.report import Report, launch_report, total_report
 from fa4.vgpu.scheduler import Schedule, Scheduler
-from fa4.vgpu.state import Dim3
+from fa4.vgpu.state import Cta, Dim3, Warp
 from fa4.vgpu.sums import Sums
 from fa4.vgpu.tensor_map import TensorMap
 
@@ -63,6 +63,7 @@ class Launch:
     """One launch as the CTAs see it.
 
     ``progress`` counts whatever may let a waiting warp go on; ``expired`` are the places where warps waited since there was progress.
+    ``on_park``, which an observer may set, is called when the end of a block (its number) leaves a warp waiting.
     """
 
     code: Code
@@ -89,6 +90,7 @@ class Launch:
     checks: str = "basic"
     order: GlobalOrder = field(default_factory=GlobalOrder)
     sums: Sums | None = None
+    on_park: Callable[[Cta, Warp, int], None] | None = None
 
     @property
     def kernel(self) -> Kernel:

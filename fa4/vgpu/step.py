@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fa4.vgpu import barrier, tensor_multiply
 from fa4.vgpu.bulk import check_end
 from fa4.vgpu.emit import Compiled, EmitError, compile_block
-from fa4.vgpu.engine import EXITED, Engine, Issuer, wake
+from fa4.vgpu.engine import EXITED, WAITING, Engine, Issuer, wake
 from fa4.vgpu.errors import DeadlockError, Place, UnsupportedInstructionError, VgpuError
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.program import JUMPS, Kernel, Op
@@ -61,6 +61,10 @@ def run_warps(launch: Launch, pick: Pick) -> None:
     block = code.kernel.blocks[index]
     try:
         result = compiled.run(gang, mask)
+        if launch.on_park is not None:
+            for warp in cta.warps[first:last]:
+                if warp.state == WAITING:
+                    launch.on_park(cta, warp, index)
         if block.end is None or block.end.name not in JUMPS:
             for w in range(first, last):
                 _advance(launch, cta, cta.warps[w], index, index + 1)

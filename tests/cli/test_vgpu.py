@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -65,6 +66,42 @@ def test_mutate_and_resume(capsys, tmp_path):
 def test_a_capture_as_a_file(capture, tmp_path):
     capture.save(tmp_path / "launch.npz")
     assert Capture.load(tmp_path / "launch.npz") == capture
+
+
+@pytest.mark.usefixtures("capture")
+def test_report(capsys):
+    assert main(["vgpu", "report", "--roles", "even:1,odd:1", "--lines", "2"]) == 0
+    assert "roles\n  role  warps" in capsys.readouterr().out
+    assert main(["vgpu", "report", "--roles", "even:1,odd:1", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [role["role"] for role in data["roles"]] == ["even", "odd"]
+    assert sum(wait["executed"] for wait in data["waits"]) == 2 * 2
+    assert [(work["wavefronts"], work["ideal"]) for work in data["shared"]] == [(2, 2), (2, 2)]
+    assert main(["vgpu", "report", "--roles", "all:5"]) == 2
+    assert "5 names, but k has 2 warps" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["vgpu", "report", "--roles", "softmax"])
+    assert "not NAME:WARPS" in capsys.readouterr().err
+
+
+@pytest.mark.compile
+def test_report_of_the_blackwell_forward(capsys):
+    """Roles do what they are named for, nothing is computed or stored twice, and no access of shared memory has a conflict."""
+    roles = "softmax 0:4,softmax 1:4,correction:4,MMA:1,load:1,epilogue:1,idle:1"
+    assert main(["vgpu", "report", "--arch", "sm_100a", "--lengths", "256,256", "--roles", roles, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {work["role"] for work in data["products"]} == {"MMA"}
+    assert sum(work["flop"] for work in data["products"]) == 4 * 256 * 256 * 64
+    copied = Counter()
+    for work in data["bulk"]:
+        copied[work["kind"], work["role"]] += work["bytes"]
+    assert copied["store", "epilogue"] == 2 * 256 * 64
+    assert copied["load", "load"] == 2 * 64 * (256 + 2 * 256)
+    assert len(copied) == 2
+    assert sum(work["wavefronts"] for work in data["shared"]) == sum(work["ideal"] for work in data["shared"]) > 0
+    by_role = {role["role"]: role for role in data["roles"]}
+    assert by_role["MMA"]["share"] > by_role["correction"]["share"] > 0
+    assert by_role["softmax 0"]["by_class"]["ex2"] > 0 == by_role["MMA"]["by_class"].get("ex2", 0)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_instruction_page_is_current():
 
 @pytest.mark.compile
 @pytest.mark.vgpu
-@pytest.mark.parametrize("kind", ["", "order-"])
+@pytest.mark.parametrize("kind", ["", "order-", "profile-"])
 def test_examples_print_what_the_page_says(tmp_path, kind):
     text = (DOCS / "virtual-gpu.md").read_text()
     code, output = (re.search(rf"<!-- {kind}{name} -->\n```\w*\n(.*?)```", text, re.DOTALL)[1] for name in ("example", "output"))

@@ -11,9 +11,11 @@ An mbarrier is (rank of its CTA in the cluster, offset in that CTA's shared memo
     load      (bytes, CTA that gets them, mbarrier) for each copy
     store     bytes, whether they are added        bulk_wait    groups that may be left, whether reading the source is enough
     copy      bytes, CTA, mbarrier (to another CTA's shared memory)
-    lds, sts  wavefronts, bytes                    ldg, stg, atom  sectors of 32 bytes
+    lds, sts  wavefronts, bytes, wavefronts without conflicts
+    ldg, stg, atom  sectors of 32 bytes
     poll      address, value found                 signal       address, value, whether it is added
-    cp        bytes, wavefronts, sectors           cp_wait, wg_wait  groups that may be left
+    cp        bytes, wavefronts, sectors, wavefronts without conflicts
+    cp_wait, wg_wait  groups that may be left
     cp_arrive mbarrier, count                      wgmma        N, K, bytes of an element, whether A is in registers
     fence, twait, regs                             nothing
 """
@@ -53,7 +55,7 @@ class Decoder:
     def __init__(self, launch: Launch) -> None:
         self.launch, self.ops = launch, launch.kernel.ops
         self._how: dict[int, Callable[[Op, int, int, Values], Decoded | None] | None] = {}
-        self._wavefronts: dict[tuple[int, bytes], int] = {}
+        self._wavefronts: dict[tuple[int, bytes], tuple[int, int]] = {}
         self._boxes: dict[int, int] = {}
 
     def decode(self, number: int, rank: int, lanes: int, values: Values) -> Decoded | None:
@@ -174,7 +176,8 @@ class Decoder:
             return "cp_arrive", (*mbarrier(_one(values[0])), lanes if "noinc" in words else 0)
         size = _one(values[2])
         sectors = _sectors(_spread(values[1], lanes), size)
-        return "cp", (size * lanes, self._conflicts(_spread(values[0], lanes), size), sectors)
+        actual, ideal = self._conflicts(_spread(values[0], lanes), size)
+        return "cp", (size * lanes, actual, sectors, ideal)
 
     def _box(self, address: int) -> int:
         """Bytes of a box of the tensor map at an address."""
@@ -195,8 +198,9 @@ class Decoder:
             return None
         if any(m.startswith("shared") for m in op.mods):
             if op.name in ("atom", "red"):
-                return "sts", (lanes, size * lanes)
-            return ("lds" if op.name == "ld" else "sts"), (self._conflicts(_spread(address, lanes), size), size * lanes)
+                return "sts", (lanes, size * lanes, lanes)
+            actual, ideal = self._conflicts(_spread(address, lanes), size)
+            return ("lds" if op.name == "ld" else "sts"), (actual, size * lanes, ideal)
         if looks(op):
             return "poll", (_one(address), -1 if values[0] is None else _one(values[0]))
         if op.name in ("atom", "red") or "release" in op.mods:
@@ -209,17 +213,21 @@ class Decoder:
     def _matrices(self, op: Op, rank: int, lanes: int, values: Values) -> Decoded:
         count = next(int(m[1:]) for m in op.mods if m in ("x1", "x2", "x4"))
         address = _spread(values[1 if op.name == "ldmatrix" else 0], lanes)[: 8 * count]
-        return ("lds" if op.name == "ldmatrix" else "sts"), (self._conflicts(address, 16), 128 * count)
+        actual, ideal = self._conflicts(address, 16)
+        return ("lds" if op.name == "ldmatrix" else "sts"), (actual, 128 * count, ideal)
 
-    def _conflicts(self, address: Array, size: int) -> int:
-        """Wavefronts of an access to shared memory: the most different words that lanes want of one bank."""
+    def _conflicts(self, address: Array, size: int) -> tuple[int, int]:
+        """Wavefronts of an access to shared memory: the most different words that lanes want of one bank, and as few as these words need.
+
+        Lanes that want the same word are served together. ``size`` is bytes a lane.
+        """
         first = int(address[0])
         key = size, (address.astype(np.int64) - first + (first & 127)).tobytes()
         found = self._wavefronts.get(key)
         if found is None:
             words = (address.astype(np.int64)[:, None] + np.arange(0, max(size, 4), 4)).reshape(-1) >> 2
-            banks = np.unique(words) % _BANKS
-            found = self._wavefronts[key] = int(np.bincount(banks).max())
+            different = np.unique(words)
+            found = self._wavefronts[key] = int(np.bincount(different % _BANKS).max()), -(-len(different) // _BANKS)
         return found
 
 
