@@ -172,7 +172,7 @@ def _own(arguments: argparse.Namespace) -> Capture:
     from fa4.vgpu import Gpu
 
     if arguments.direction == "backward":
-        raise ArgumentError("direction", "backward", "this project has no backward kernel", "use --peer flash-attn-4")
+        raise ArgumentError("direction", "backward", "of this project the forward alone is captured here", "use --peer flash-attn-4")
     (seqlen_q, seqlen_k), heads, dims = arguments.lengths, arguments.heads, arguments.head_dim
     inputs = make_inputs(AttentionShape(1, seqlen_q, seqlen_k, heads, heads, *dims), torch.bfloat16)
     gpu = Gpu(arguments.arch)

@@ -106,7 +106,7 @@ def test_report_of_the_blackwell_forward(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--lengths", "12"], "not SQ,SK"), (["--head-dim", "1,2,3"], "not D or D,DV"), (["--direction", "backward"], "no backward kernel")],
+    [(["--lengths", "12"], "not SQ,SK"), (["--head-dim", "1,2,3"], "not D or D,DV"), (["--direction", "backward"], "the forward alone")],
 )
 def test_bad_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit) if message.startswith("not ") else nullcontext():
