@@ -319,9 +319,9 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
         tensors = [on_cuda(x, 1) for x in (q, k, v)]
         original = cuda.run
 
-        def run(index, artifact, inputs, outputs, scalars):
+        def run(index, artifact, inputs, outputs, *rest):
             devices.on_launch = partial(execute, artifact, (*inputs, *outputs))
-            original(index, artifact, inputs, outputs, scalars)
+            original(index, artifact, inputs, outputs, *rest)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cuda, "run", run)
