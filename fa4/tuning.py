@@ -101,7 +101,7 @@ class Queries:
 # is published as 2.1% faster without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By counts there is
 # nothing between them: neither spills, and trips are as long, but for D 64 without a mask, where 184 spill one register.
 #
-# ``rescale``: by counts "branch", which at D 128 issues 16 instructions of correction's 168 in a trip that moves no reference, where
+# ``rescale``: by counts "branch", which at D 128 issues 16 instructions of correction's 172 in a trip that moves no reference, where
 # "select" issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.
 _UNMASKED_REGISTERS = (184, 88, 56)
 
