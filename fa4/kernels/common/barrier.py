@@ -1,18 +1,22 @@
-"""An array of mbarriers as the roles of a Blackwell kernel use it (PTX ISA section 9.7.13.15 and 9.7.16.10)."""
+"""Barriers as the roles of a Blackwell kernel use them, and places in a ring (PTX ISA section 9.7.13.15 and 9.7.16.10)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
+from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import WARP
 from fa4.kernels.common.tcgen05 import fence_after_sync, fence_before_sync
 
 LEADER = 0
 """Rank of the CTA of a pair that issues the products."""
+
+_BOTH = 0b11  # mask of the CTAs of a pair
 
 # The leader's mbarrier of this address, with what the warp did before visible in all of the cluster.
 _ARRIVE_AT_LEADER = (
@@ -60,3 +64,48 @@ class Barrier:
                 cute.arch.inline_ptx(_ARRIVE_AT_LEADER, read_only_args=[self.at(index).toint()])
         else:
             cute.arch.mbarrier_arrive(self.at(index))
+
+
+@cute.jit
+def tell(c: Any, barrier: cute.Pointer) -> None:
+    """Arrive when all products so far are complete, in both CTAs of a pair; for one elected thread."""
+    if const_expr(c.config.cta_pair):
+        tcgen05.commit(barrier, _BOTH, tcgen05.CtaGroup.TWO)
+    else:
+        tcgen05.commit(barrier)
+
+
+@cute.jit
+def commit(c: Any, barrier: cute.Pointer) -> None:
+    """Arrive when all products so far are complete."""
+    with cute.arch.elect_one():
+        tell(c, barrier)
+
+
+@cute.jit
+def sync_cluster(ctas: cutlass.Constexpr[int]) -> None:
+    """A barrier of all threads of the cluster."""
+    if const_expr(ctas > 1):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
+
+
+class Slot(NamedTuple):
+    """A place in the ring, and the parity of the phase in which it is used."""
+
+    index: Int32
+    phase: Int32
+
+
+@cute.jit
+def following(slot: Slot, stages: cutlass.Constexpr[int], after_K: cutlass.Constexpr[bool] = False) -> Slot:
+    """The next slot; the parity flips where the ring starts again.
+
+    K and V take turns, K first: where the number of stages is even, the ring never starts again ``after_K``.
+    """
+    if const_expr(after_K and stages % 2 == 0):
+        return Slot(slot.index + 1, slot.phase)
+    wraps = slot.index + 1 == stages
+    return Slot(Int32(0) if wraps else slot.index + 1, slot.phase ^ Int32(wraps))

@@ -124,3 +124,9 @@ class Band:
                 if const_expr(self.left_limit is not None):
                     hidden = hidden | (begin > column)
                 S[r, c] = -Float32.inf if hidden else S[r, c]
+
+
+@cute.jit
+def ones_from(bit: Int32) -> Int32:
+    """A word whose bits from ``bit`` on are set; all of them below 0, none from 32 on (PTX shifts clamp, those of the DSL need not)."""
+    return cute.arch.inline_ptx("shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(-1), max(bit, 0)])

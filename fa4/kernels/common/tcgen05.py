@@ -1,4 +1,4 @@
-"""tcgen05.mma on tiles as ``blackwell.forward.storage.tile_layout`` lays them: descriptors and instructions.
+"""tcgen05.mma on tiles as ``common.tma.tile_layout`` lays them: descriptors and instructions.
 
 A tile (rows, columns) of 16-bit elements lies in shared memory in blocks of 64, 32 or 16 columns, whose rows of 128, 64 or 32 bytes are
 swizzled by as much: TMA writes it so, and the tensor core reads it so. Formats: PTX ISA, sections "Shared memory descriptor" and

@@ -11,10 +11,11 @@ from cutlass import Float32, Int32, const_expr
 from fa4.config import ROW_SLOTS, TMEM_LANES, WARP
 from fa4.kernels.blackwell.backward import exchange
 from fa4.kernels.blackwell.backward.context import Context, Work
-from fa4.kernels.blackwell.forward.context import Slot, following
-from fa4.kernels.blackwell.forward.softmax import load_columns, ones_from, store_columns
+from fa4.kernels.common.barrier import Slot, following
+from fa4.kernels.common.mask import ones_from
 from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import capped
+from fa4.kernels.common.tensor_memory import load_columns, store_columns
 
 QUERIES = TMEM_LANES // 2
 """Queries of a warpgroup."""

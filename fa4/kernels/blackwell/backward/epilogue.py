@@ -9,9 +9,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import TMEM_LANES, padded_head_dim
 from fa4.kernels.blackwell.backward.context import Context, Work
-from fa4.kernels.blackwell.forward.kernel import Tma
-from fa4.kernels.blackwell.forward.softmax import load_columns
 from fa4.kernels.common.barrier import Barrier
+from fa4.kernels.common.tensor_memory import load_columns
+from fa4.kernels.common.tma import Tma
 
 
 def run(c: Context, work: Work, softmax_scale: Float32, half: Int32, thread: Int32) -> None:

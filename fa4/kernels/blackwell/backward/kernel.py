@@ -9,16 +9,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_COLUMNS, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward, swizzle_columns
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward, swizzle_columns
 from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mma, reduce
 from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
-from fa4.kernels.blackwell.forward.kernel import Tma, by_head, sync_cluster
-from fa4.kernels.blackwell.forward.load import Source
-from fa4.kernels.blackwell.forward.storage import tile_layout
 from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
+from fa4.kernels.common.tensor_memory import set_up, tear_down
+from fa4.kernels.common.tma import Source, Tma, by_head, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
@@ -124,23 +123,13 @@ class BlackwellBackward:
 
     @cute.kernel
     def kernel(self, moves: tuple[Tma, ...], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles) -> None:
-        """Allocate, and hand each warp to its role.
-
-        No CTA of a pair signals the other before both have their barriers and tensor memory, and none leaves while the other may signal it.
-        """
+        """Allocate, and hand each warp to its role."""
         dK, dV, K, V, Q, dO = moves[:6]
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
         shared = allocate(config, self.head_dims, self.dtype)
-        if warp == MMA:
-            with cute.arch.elect_one():
-                shared.barriers.initialise(config)
-            cute.arch.mbarrier_init_fence()
-            cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
-        sync_cluster(config.cluster)
-        start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
-        rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
+        start, rank = set_up(shared, config, warp == MMA)
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars)
@@ -168,7 +157,4 @@ class BlackwellBackward:
             elif warp == RELAY:
                 if const_expr(config.cta_pair):
                     exchange.relay(c, c.work())
-        sync_cluster(config.cluster)
-        if warp == MMA:
-            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
-            cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)
+        tear_down(start, config, warp == MMA)

@@ -12,8 +12,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from fa4.config import ROW_SLOTS, TMEM_LANES
 from fa4.kernels.blackwell.backward.context import Context, Work
-from fa4.kernels.blackwell.forward.context import Slot, following
-from fa4.kernels.blackwell.forward.load import Source
+from fa4.kernels.common.barrier import Slot, following
+from fa4.kernels.common.tma import Source
 
 
 @dataclass(frozen=True)

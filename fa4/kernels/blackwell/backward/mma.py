@@ -12,8 +12,7 @@ from cutlass import Int32, Int64, const_expr
 from fa4.config import ELEMENT_BYTES, TMEM_LANES, padded_head_dim
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.backward.storage import tile_shapes
-from fa4.kernels.blackwell.forward.context import Slot, following
-from fa4.kernels.blackwell.forward.mma import commit, tell
+from fa4.kernels.common.barrier import Slot, commit, following, tell
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
 
 TILE = TMEM_LANES

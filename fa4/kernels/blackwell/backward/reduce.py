@@ -10,8 +10,8 @@ from cutlass import Float32, Int32, Int64, const_expr
 
 from fa4.config import TMEM_LANES, WARP, backward_chunk, padded_head_dim
 from fa4.kernels.blackwell.backward.context import Context, Work
-from fa4.kernels.blackwell.forward.softmax import load_columns
 from fa4.kernels.common.dq_layout import VECTOR, dq_offset
+from fa4.kernels.common.tensor_memory import load_columns
 
 MOST_COLUMNS = 128
 """Columns in registers at a time."""

@@ -22,8 +22,8 @@ from cutlass import Float32, Int32, memory
 
 from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, padded_head_dim
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
-from fa4.kernels.blackwell.forward.storage import tiles
 from fa4.kernels.common.dq_layout import VECTOR
+from fa4.kernels.common.tma import tiles
 
 
 class Shapes(NamedTuple):

@@ -20,25 +20,6 @@ from fa4.kernels.common.score import ScoreScalars
 from fa4.schedule.device import TileOrder, tile_at
 
 
-class Slot(NamedTuple):
-    """A place in the ring, and the parity of the phase in which it is used."""
-
-    index: Int32
-    phase: Int32
-
-
-@cute.jit
-def following(slot: Slot, stages: cutlass.Constexpr[int], after_K: cutlass.Constexpr[bool] = False) -> Slot:
-    """The next slot; the parity flips where the ring starts again.
-
-    K and V take turns, K first: where the number of stages is even, the ring never starts again ``after_K``.
-    """
-    if const_expr(after_K and stages % 2 == 0):
-        return Slot(slot.index + 1, slot.phase)
-    wraps = slot.index + 1 == stages
-    return Slot(Int32(0) if wraps else slot.index + 1, slot.phase ^ Int32(wraps))
-
-
 @dataclass(frozen=True)
 class Work:
     """Number ``index``: query tiles of one (head, batch), from position ``first`` on, and the key tiles that they visit, last one first.

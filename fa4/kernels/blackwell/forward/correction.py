@@ -10,9 +10,9 @@ from cutlass.cute.nvgpu import cpasync
 from fa4.config import TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.pipelines import take_factor
-from fa4.kernels.blackwell.forward.softmax import load_columns, store_columns
 from fa4.kernels.blackwell.forward.storage import tile_shapes
 from fa4.kernels.common.opaque import thread_index
+from fa4.kernels.common.tensor_memory import load_columns, store_columns
 
 RESCALED, FINISHED = 64, 32
 """Columns of O in registers at a time: what is rounded needs registers twice."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -12,7 +12,6 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from fa4.config import (
     ELEMENT_BYTES,
-    TMEM_COLUMNS,
     WARP,
     BlackwellForwardConfig,
     check_blackwell_forward,
@@ -20,24 +19,19 @@ from fa4.config import (
 )
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
-from fa4.kernels.blackwell.forward.storage import allocate, tile_layout, tile_shapes
+from fa4.kernels.blackwell.forward.storage import allocate, tile_shapes
 from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
 from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
+from fa4.kernels.common.tensor_memory import set_up, tear_down
+from fa4.kernels.common.tma import Source, Tma, by_group, by_head, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
 MMA, LOAD, EPILOGUE = 12, 13, 14
 """Warps, after those of the softmax (0-7) and correction (8-11) warpgroups."""
 THREADS = 512
-
-
-class Tma(NamedTuple):
-    """A copy between tiles in shared memory and a tensor in global memory, see ``by_head`` and ``by_group``."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
 
 
 class BlackwellForward:
@@ -127,10 +121,7 @@ class BlackwellForward:
         scalars: ScoreScalars,
         tiles: Tiles,
     ) -> None:
-        """Allocate, and hand each warp to its role.
-
-        No CTA of a pair signals the other before both have their barriers and tensor memory, and none leaves while the other may signal it.
-        """
+        """Allocate, and hand each warp to its role."""
         config = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
@@ -138,14 +129,7 @@ class BlackwellForward:
         if warp == LOAD:
             for x in (Q, K, V, O):
                 cpasync.prefetch_descriptor(x.atom)
-        if warp == MMA:
-            with cute.arch.elect_one():
-                shared.barriers.initialise(config)
-            cute.arch.mbarrier_init_fence()
-            cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
-        sync_cluster(config.cluster)
-        start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
-        rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
+        start, rank = set_up(shared, config, warp == MMA)
 
         seqlens = mO.shape[1], K.tensor.shape[0]
         user = modifiers(self.problem, scalars, seqlens)
@@ -170,46 +154,10 @@ class BlackwellForward:
             elif warp == LOAD:
                 shapes = tile_shapes(config, self.head_dims)
                 sources = (
-                    load.Source(x.atom, x.tensor, to, shape)
+                    Source(x.atom, x.tensor, to, shape)
                     for x, to, shape in ((Q, shared.sQ, shapes.Q), (K, shared.sK, shapes.K), (V, shared.sV, shapes.V))
                 )
                 load.run(c, *sources)
             elif warp == EPILOGUE:
                 correction.store(c, O.atom, O.tensor)
-        sync_cluster(config.cluster)
-        if warp == MMA:
-            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
-            cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)
-
-
-@cute.jit
-def by_head(x: cute.Tensor, width: cutlass.Constexpr[int]) -> cute.Tensor:
-    """(sequence, head dim, head, batch) of (batch, sequence, head, head dim).
-
-    Where blocks of ``width`` columns, as a tile has them, divide the head dim, it is (width, blocks): a copy's box then has all blocks of
-    a tile, and takes one instruction instead of one for each block.
-    """
-    batch, sequence, heads, columns = x.shape
-    per_batch, per_row, per_head, _ = x.stride
-    shape, stride = (columns, 1) if const_expr(columns % width or columns == width) else ((width, columns // width), (1, width))
-    layout = cute.make_layout((sequence, shape, heads, batch), stride=(per_row, stride, per_head, per_batch))
-    return cute.make_tensor(x.iterator, layout)
-
-
-@cute.jit
-def by_group(x: cute.Tensor, group: Int32) -> cute.Tensor:
-    """((head of the group, sequence), head dim, key head, batch) of (batch, sequence, head, head dim)."""
-    batch, sequence, heads, columns = x.shape
-    per_batch, per_row, per_head, _ = x.stride
-    stride = ((per_head, per_row), 1, cute.assume(per_head * group, divby=8), per_batch)
-    return cute.make_tensor(x.iterator, cute.make_layout(((group, sequence), columns, heads // group, batch), stride=stride))
-
-
-@cute.jit
-def sync_cluster(ctas: cutlass.Constexpr[int]) -> None:
-    """A barrier of all threads of the cluster."""
-    if const_expr(ctas > 1):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-    else:
-        cute.arch.sync_threads()
+        tear_down(start, config, warp == MMA)

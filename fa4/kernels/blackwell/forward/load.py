@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
-from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import ELEMENT_BYTES
-from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
-from fa4.kernels.blackwell.forward.storage import Rows
-from fa4.kernels.common.barrier import LEADER
-
-
-@dataclass(frozen=True)
-class Source:
-    """A tensor in global memory, (sequence, head dim, head, batch), and the tiles of ``shape`` in shared memory that it fills."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
-    tiles: cute.Tensor
-    shape: tuple[Rows, int]
-
-    @cute.jit
-    def start(self, c: Context, tile: tuple[Any, Int32], at: tuple[Int32, Int32], slot: Int32, full: cute.Pointer) -> None:
-        """Copy a tile (by rows, by columns) of ``at`` = (head, batch) to a slot.
-
-        ``full`` is told what to expect, and its phase completes when it has come. That of a pair is the leader's, which expects what both
-        CTAs copy; the address that the copy of the other CTA is given means the leader's, too (PTX ISA, ``cp.async.bulk.tensor``).
-        """
-        gX = cute.local_tile(self.tensor[None, None, at[0], at[1]], self.shape, (None, None))
-        to, source = cpasync.tma_partition(
-            self.atom, 0, cute.make_layout(1), cute.group_modes(self.tiles, 0, 2), cute.group_modes(gX, 0, 2)
-        )
-        if c.rank == LEADER:
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full, c.config.cluster * cute.size(self.shape) * ELEMENT_BYTES)
-        cute.copy(self.atom, source[None, tile[0], tile[1]], to[None, slot], tma_bar_ptr=full)
+from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
+from fa4.kernels.common.barrier import Slot, following
+from fa4.kernels.common.tma import Source
 
 
 class State(NamedTuple):

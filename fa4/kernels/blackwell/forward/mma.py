@@ -8,15 +8,13 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, const_expr
-from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import ELEMENT_BYTES, TMEM_LANES, blackwell_columns, padded_head_dim
-from fa4.kernels.blackwell.forward.context import Context, Slot, Work, each_tile, following
+from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.storage import query_tile_elements, slot_elements, tile_shapes
+from fa4.kernels.common.barrier import Slot, commit, following, tell
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
 
-BOTH = 0b11
-"""Mask of the CTAs of a pair."""
 EARLY = 3 / 4
 """Share of P that the product starts with."""
 
@@ -35,22 +33,6 @@ class Products:
 def slot_distance(c: Context) -> int:
     """What the next slot of the ring adds to a descriptor."""
     return slot_elements(c.config, c.head_dims) * ELEMENT_BYTES >> 4
-
-
-@cute.jit
-def tell(c: Context, barrier: cute.Pointer) -> None:
-    """Arrive when all products so far are complete, in both CTAs of a pair; for one elected thread."""
-    if const_expr(c.config.cta_pair):
-        tcgen05.commit(barrier, BOTH, tcgen05.CtaGroup.TWO)
-    else:
-        tcgen05.commit(barrier)
-
-
-@cute.jit
-def commit(c: Context, barrier: cute.Pointer) -> None:
-    """Arrive when all products so far are complete."""
-    with cute.arch.elect_one():
-        tell(c, barrier)
 
 
 @cute.jit

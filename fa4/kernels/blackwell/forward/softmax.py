@@ -8,7 +8,6 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
-from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import TMEM_LANES
 from fa4.emulate_exp.coefficients import CONTINUOUS
@@ -16,10 +15,10 @@ from fa4.emulate_exp.device import emulated_exp2_pair
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
 from fa4.kernels.blackwell.forward.pipelines import give_factor
-from fa4.kernels.blackwell.forward.storage import LANE
-from fa4.kernels.common.mask import Band
+from fa4.kernels.common.mask import Band, ones_from
 from fa4.kernels.common.opaque import opaque, thread_index
 from fa4.kernels.common.score import capped
+from fa4.kernels.common.tensor_memory import load_columns, store_columns
 
 CHUNK = 32
 """Keys whose P is computed, rounded and stored at a time."""
@@ -38,40 +37,6 @@ class State(NamedTuple):
 
     step: Int32
     used: Int32
-
-
-def columns(address: Int32, count: int) -> cute.Tensor:
-    """Tensor memory from ``address`` on as (lanes, columns)."""
-    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.tmem, assumed_align=16)
-    return cute.make_tensor(pointer, cute.make_layout((TMEM_LANES, count), stride=(LANE, 1)))
-
-
-def at_once(count: int) -> int:
-    """Columns of one tcgen05.ld or st of ``count``: the most that divides them; more than 64 leave no registers."""
-    return min(count & -count, 64)
-
-
-@cute.jit
-def load_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
-    """This thread's lane of ``values``' size columns to registers; complete on return."""
-    count = cute.size(values)
-    source = columns(address, count)
-    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(at_once(count))), Float32)
-    copy = tcgen05.make_tmem_copy(atom, source).get_slice(thread)
-    shape = copy.partition_D(cute.make_identity_tensor(source.shape)).shape
-    cute.copy(atom, copy.partition_S(source), cute.make_tensor(values.iterator, shape))
-    cute.arch.fence_view_async_tmem_load()
-
-
-@cute.jit
-def store_columns(address: Int32, values: cute.Tensor, thread: Int32) -> None:
-    """The registers ``values`` to this thread's lane; ``fence_view_async_tmem_store`` completes it."""
-    count = cute.size(values)
-    to = columns(address, count)
-    atom = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(at_once(count))), Float32)
-    copy = tcgen05.make_tmem_copy(atom, to).get_slice(thread)
-    shape = copy.partition_S(cute.make_identity_tensor(to.shape)).shape
-    cute.copy(atom, cute.make_tensor(values.iterator, shape), copy.partition_D(to))
 
 
 def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
@@ -191,9 +156,3 @@ def hide(band: Band, row: Int32, first_key: Int32, S: cute.Tensor) -> None:
         visible = visible & ones_from(band.first_key(row) - first_key)
     for i in cutlass.range_constexpr(cute.size(S)):
         S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
-
-
-@cute.jit
-def ones_from(bit: Int32) -> Int32:
-    """A word whose bits from ``bit`` on are set; all of them below 0, none from 32 on (PTX shifts clamp, those of the DSL need not)."""
-    return cute.arch.inline_ptx("shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[Int32(-1), max(bit, 0)])

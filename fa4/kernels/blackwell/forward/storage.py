@@ -16,13 +16,10 @@ from typing import Any, NamedTuple
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
-from cutlass.cute.nvgpu import tcgen05
 
-from fa4.config import TMEM_LANES, BlackwellForwardConfig, padded_head_dim, swizzle_columns
+from fa4.config import TMEM_LANES, BlackwellForwardConfig, padded_head_dim
 from fa4.kernels.blackwell.forward.pipelines import Barriers
-
-LANE = 1 << 16
-"""Distance between lanes in a tensor-memory address; columns have distance 1."""
+from fa4.kernels.common.tma import Rows, tiles
 
 
 @dataclass(frozen=True)
@@ -41,30 +38,6 @@ class Shared:
     sK: cute.Tensor
     sV: cute.Tensor
     sO: cute.Tensor
-
-
-Rows = int | tuple[int, int]
-"""Rows of a tile, or where heads are packed (heads, positions)."""
-
-
-def tile_layout(rows: Rows, columns: int, dtype: Any) -> cute.ComposedLayout:
-    """Layout (rows, columns) as TMA writes it: blocks of 64, 32 or 16 columns one after the other, their rows swizzled."""
-    if isinstance(rows, tuple):
-        heads, positions = rows
-        flat, width = tile_layout(heads * positions, columns, dtype), swizzle_columns(columns)
-        shape, stride = (rows, (width, columns // width)), ((width, heads * width), (1, heads * positions * width))
-        return cute.make_composed_layout(flat.inner, 0, cute.make_layout(shape, stride=stride))
-    kinds = {64: tcgen05.SmemLayoutAtomKind.K_SW128, 32: tcgen05.SmemLayoutAtomKind.K_SW64, 16: tcgen05.SmemLayoutAtomKind.K_SW32}
-    atom = tcgen05.make_smem_layout_atom(kinds[swizzle_columns(columns)], dtype)
-    return cute.tile_to_shape(atom, (rows, columns), (0, 1))
-
-
-def tiles(base: cute.Pointer, shape: tuple[Rows, int], slots: tuple[int, int]) -> cute.Tensor:
-    """Tensor (rows, columns, slots) of tiles of ``shape``: ``slots`` says how many, and how many elements apart."""
-    layout = tile_layout(*shape, base.dtype)
-    count, distance = slots
-    outer = cute.make_layout((*layout.outer.shape, count), stride=(*layout.outer.stride, distance))
-    return cute.make_tensor(cute.recast_ptr(base, layout.inner, base.dtype), outer)
 
 
 class Shapes(NamedTuple):
