@@ -27,6 +27,24 @@ def swizzle_columns(columns: int) -> int:
     return next(width for width in (64, 32, 16) if columns % width == 0)
 
 
+Rule = tuple[bool, str, str]
+"""Whether a value keeps a rule, the rule, and what would."""
+
+
+def _check_rules(config: object, rules: dict[str, Rule]) -> None:
+    for name, (ok, rule, remedy) in rules.items():
+        if not ok:
+            raise ArgumentError(name, getattr(config, name), rule, remedy)
+
+
+def _register_rule(registers: tuple[int, int, int], remedy: str) -> Rule:
+    """Four warpgroups share the registers of an SM: two of the first role, one of the second, one of all others."""
+    first, second, other = registers
+    used = 4 * WARP * (2 * first + second + other)
+    rule = f"128 x (2 x {first} + {second} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256"
+    return used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in registers), rule, remedy
+
+
 @dataclass(frozen=True)
 class AmpereForwardConfig:
     """Tiles of the Ampere forward kernel.
@@ -56,9 +74,7 @@ class AmpereForwardConfig:
             "tile_n": (self.tile_n > 0 and self.tile_n % 16 == 0, "P V takes k16 blocks of keys", "use a multiple of 16"),
             "stages": (self.stages >= 1, "the ring holds at least one tile", "use 1 or more"),
         }
-        for name, (ok, rule, remedy) in rules.items():
-            if not ok:
-                raise ArgumentError(name, getattr(self, name), rule, remedy)
+        _check_rules(self, rules)
 
 
 @dataclass(frozen=True)
@@ -200,25 +216,17 @@ class BlackwellForwardConfig:
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
-        softmax, correction, other = self.registers
-        used = WARP * 4 * (2 * softmax + correction + other)
         rules = {
             "stages": (self.stages >= 2, "K and V of a tile are in the ring at once", "use 2 or more"),
             "q_tiles": (self.q_tiles in (1, 2), "tensor memory holds S and O of at most two tiles", "use 1 or 2"),
             "tile_n": (self.tile_n == 128, "P is stored in quarters of 32 keys", "use 128"),
-            "registers": (
-                used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in self.registers),
-                f"128 x (2 x {softmax} + {correction} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
-                "for example (192, 80, 48)",
-            ),
+            "registers": _register_rule(self.registers, "for example (192, 80, 48)"),
             "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
             "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
             "rescale": (self.rescale in RESCALES, f"must be one of {', '.join(RESCALES)}", "use branch"),
         }
-        for name, (ok, rule, remedy) in rules.items():
-            if not ok:
-                raise ArgumentError(name, getattr(self, name), rule, remedy)
+        _check_rules(self, rules)
 
     @property
     def cluster(self) -> int:
@@ -313,21 +321,13 @@ class BlackwellBackwardConfig:
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
-        compute, reduce, other = self.registers
-        used = WARP * 4 * (2 * compute + reduce + other)
         rules = {
             "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
             "cta_pair": (not self.cta_pair or self.stages == 1, "S and dK of a pair have halves of Q of their own", "use stages=1"),
-            "registers": (
-                used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in self.registers),
-                f"128 x (2 x {compute} + {reduce} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256",
-                "for example (144, 152, 72)",
-            ),
+            "registers": _register_rule(self.registers, "for example (144, 152, 72)"),
             "order": (self.order != "persistent", "K and V of a CTA stay where dK and dV leave from", "use 'single', 'lpt' or 'spt'"),
         }
-        for name, (ok, rule, remedy) in rules.items():
-            if not ok:
-                raise ArgumentError(name, getattr(self, name), rule, remedy)
+        _check_rules(self, rules)
 
     @property
     def cluster(self) -> int:

@@ -47,7 +47,7 @@ def modify(s: Tensor, indices: Indices, modifiers: Modifiers) -> Tensor:
     if modifiers.score is not None:
         s.copy_(_score(s, indices, modifiers))
     if modifiers.mask is not None:
-        seen = _result("mask_mod", modifiers.mask.torch(*indices, *modifiers.mask_aux), s)  # type: ignore[misc]
+        seen = _result("mask_mod", modifiers.mask.torch(*indices, *modifiers.mask_aux), s)  # type: ignore[misc]  # a mask has a twin here
         s.masked_fill_(~seen, -torch.inf)
     return s
 

@@ -150,7 +150,7 @@ class Machine:
             name: replace(known[name], value=value, low=min(known[name].low, value), high=max(known[name].high, value))
             for name, value in values.items()
         }
-        return replace(self, **new)  # type: ignore[arg-type]
+        return replace(self, **new)  # type: ignore[arg-type]  # names are those of parameters
 
 
 _GENERAL: dict[str, Any] = {

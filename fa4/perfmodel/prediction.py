@@ -44,7 +44,7 @@ class Prediction:
 
     def at(self, **sizes: int) -> Prediction:
         """Of another ``seqlen``, ``batch``, ``heads`` or ``heads_kv``, which change neither kernel nor cost of a tile."""
-        request = replace(self.request, **sizes)  # type: ignore[arg-type]
+        request = replace(self.request, **sizes)  # type: ignore[arg-type]  # sizes are integers
         cycles, tflops = _extrapolated(request, self.recording, self.costs, self.machines)
         return replace(self, request=request, cycles=cycles, tflops=tflops)
 
