@@ -50,7 +50,7 @@ def test_both_orders_lead_to_the_same_work(trace):
     reports = [replay(trace, make(trace), machine) for make in (ptx_schedule, sass_schedule)]
     assert reports[0].flop == reports[1].flop == 4 * 256 * 256 * 64
     assert reports[0].cycles == pytest.approx(reports[1].cycles, rel=0.15)
-    assert "fa4/kernels/blackwell/forward" in reports[1].stalls[0].place
+    assert "fa4/kernels/common/barrier.py" in reports[1].stalls[0].place  # all wait for the last warp before tensor memory is freed
 
 
 def test_a_warp_that_does_not_fit_is_reported(trace):
