@@ -28,10 +28,18 @@ STORES = "bulk store"
 """Name of the engines of copies out of shared memory, with the number of the thread."""
 
 
-def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch: Callable[[], Array], issuer: Issuer) -> None:
+def start_load(
+    cta: Cta,
+    where: tuple[int, int],
+    signal: tuple[Cta, int],
+    fetch: Callable[[], Array],
+    issuer: Issuer,
+    source: tuple[int, int] | None = None,
+) -> None:
     """Begin a copy into shared memory: ``where`` is (offset, bytes) in ``cta``, ``signal`` the place of the mbarrier to be told.
 
-    From now to its completion nobody may touch the destination; ``fetch`` is called at the completion.
+    From now to its completion nobody may touch the destination; ``fetch`` is called at the completion, and reads ``source``,
+    (offset, bytes) in the shared memory of the issuer's CTA, unless it reads global memory.
 
     Raises:
         FaultError: the destination leaves shared memory or another copy to it is on its way, or there is no mbarrier.
@@ -49,6 +57,8 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
         cta.shared.finish(offset, fetch())
         clock = None
         if hazards is not None and ticket is not None:
+            if source is not None:
+                hazards.bytes_sent(ticket, issuer.cta, source)
             clock = hazards.bytes_moved(ticket, cta, where, write=True)
             hazards.told(mbarrier, ticket.agent, clock)
         signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer, clock)
