@@ -269,7 +269,7 @@ ARRIVED = "AGAIN:\nmbarrier.try_wait.parity.shared.b64 %p3, [bar], 0;\n@!%p3 bra
 
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_a_cta_stays_until_commits_of_its_pair_have_arrived(schedule, seed):
-    """That the leader waits for its own copy of the arrival does not help; what is not known to fail on GPUs is an error of ``isa`` only."""
+    """That the leader waits for its own copy of the arrival does not help; what GPUs are not known to punish only ``isa`` refuses."""
     options = {"schedule": schedule, "seed": seed, "unwritten": "nan"}
     leader_only = f"setp.ne.u32 %p4, %r5, 0;\n@%p4 bra OVER;\n{ARRIVED}\nOVER:"
     for wait, checks in ((ARRIVED, "isa"), (leader_only, "hazards")):

@@ -266,7 +266,7 @@ def commit_group(g: Any, mask: Array | None) -> None:
     """Each lane closes its group."""
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
-        groups.commit(32 * g.first + lane)
+        groups.commit(32 * g.first + lane, g.site)
 
 
 def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:
