@@ -7,6 +7,7 @@ kernels are those of test_backward.py, so that they are compiled once: bfloat16 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -94,7 +95,8 @@ def test_33_grouped_heads(ratio):
 def test_34_head_dims(dims):
     dim, dim_v = dims if isinstance(dims, tuple) else (dims, 0)
     # Of D 128 the deterministic kernel, which test_blackwell_backward.py runs too.
-    check(AttentionShape(1, 65, 129, 2, 1, dim, dim_v), causal=True, deterministic=dims == 128)
+    inputs = make_inputs(AttentionShape(1, 65, 129, 2, 1, dim, dim_v))
+    check_attention(partial(attention, deterministic=dims == 128), inputs, use_dlse=True, causal=True)
 
 
 @pytest.mark.parametrize(("dim", "rule"), [(512, "from 8 to 256"), (256, "columns of tensor memory"), (44, "multiple of 8")])
