@@ -99,8 +99,8 @@ class Hazards:
     def __init__(self, cluster: Cluster) -> None:
         launch = cluster.launch
         self.cluster, self.strict = cluster, launch.checks == "isa"
-        assert launch.code.sites is not None
-        self.sites = launch.code.sites
+        assert launch.code.how.sites is not None
+        self.sites = launch.code.how.sites
         self.shift = self.sites.shift
         ctas, self.warp_count = len(cluster.ctas), -(-launch.threads // 32)
         self.warps = ctas * self.warp_count

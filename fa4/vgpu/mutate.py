@@ -180,13 +180,14 @@ class Mutation:
             self.blocks = max(self.blocks, limit.done)
             self.results.append(results)
         for code in self.program.code.values():
-            assert code.sites is not None
+            sites = code.how.sites
+            assert sites is not None
             for index, _ in code.blocks:
                 self.executed.add(index)
-            for site, op in enumerate(code.sites.ops):
-                if op is not None and site in code.sites.effective:
+            for site, op in enumerate(sites.ops):
+                if op is not None and site in sites.effective:
                     self.effective.add(id(op))
-                if op is not None and site in code.sites.mixed:
+                if op is not None and site in sites.mixed:
                     self.mixed.add(id(op))
         self.limits = {name: _noise([r[name] for r in self.results]) for name in self.results[0]}
 
@@ -229,7 +230,7 @@ class Mutation:
             return "whenever it ran, all that it orders was ordered already, or nothing followed"
         if mutant.kind == "barrier" and mutant.change.startswith("id ") and original not in self.mixed:
             (op,) = mutant.instead
-            if not any(code.sites.numbers.get(id(op)) in code.sites.mixed for code in self.program.code.values()):
+            if not any(code.how.sites.numbers.get(id(op)) in code.how.sites.mixed for code in self.program.code.values()):
                 return "neither as it is nor so did any other instruction ever arrive in the same phase"
         return ""
 
