@@ -133,6 +133,21 @@ def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) 
     return replace(config, stages=stages, o_over_q=o_over_q)
 
 
+def with_pair(config: KernelConfig, pair: bool, head_dim: int, head_dim_v: int) -> KernelConfig:
+    """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are."""
+    if isinstance(config, BlackwellForwardConfig):
+        return with_stages(replace(config, cta_pair=pair, stages=2), head_dim, head_dim_v)
+    if isinstance(config, BlackwellBackwardConfig):
+        stages = 1 if pair or backward_columns(head_dim, head_dim_v).serial else 2
+        return replace(config, cta_pair=pair, stages=stages, registers=_PAIR_REGISTERS if pair else _ALONE_REGISTERS)
+    return config
+
+
+_ALONE_REGISTERS = (144, 152, 72)
+_PAIR_REGISTERS = (152, 136, 72)
+"""Of the backward. A thread of a pair has half of a row of dQ; with 144 compute spills one where there are a window and a softcap."""
+
+
 def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> BlackwellForwardConfig:
     """Configuration of the Blackwell forward kernel for calls with such ``queries``.
 
@@ -176,10 +191,9 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
     order = "spt" if problem.deterministic else "lpt" if masked else "single"
     padded = padded_head_dim(d), padded_head_dim(dv)
     pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
-    stages = 1 if pair or backward_columns(d, dv).serial else 2
-    # A thread of a pair has half of a row of dQ; with 144 registers compute spills one where there are a window and a softcap.
-    registers = (152, 136, 72) if pair else (144, 152, 72)
-    return BlackwellBackwardConfig(stages, registers, order, int(arch.l2) // 2, pair)
+    row = with_pair(BlackwellBackwardConfig(1, order=order, l2_budget=int(arch.l2) // 2), pair, d, dv)
+    assert isinstance(row, BlackwellBackwardConfig)
+    return row
 
 
 def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
