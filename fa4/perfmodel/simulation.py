@@ -292,9 +292,9 @@ def replay(
 ) -> Report:
     """Run recorded clusters one after the other, ``resident`` at a time, on the SMs of as many clusters as are ``side_by_side``.
 
-    ``clusters``: their numbers, in order; a number may come again; None: all that were recorded. Where it is all, they wait for each other's
-    semaphores in global memory, which begin at 0; else a look at one costs a round trip. With ``timeline`` the report has what happened
-    when.
+    ``clusters``: their numbers, in order; a number may come again; None: all that were recorded. Where it is all, they wait for each
+    other's semaphores in global memory, which begin at 0; else a look at one costs a round trip. With ``timeline`` the report has what
+    happened when.
 
     Raises:
         ModelError: the machine lacks a unit that the kernel uses, or the schedule is not that of the trace.
