@@ -97,17 +97,13 @@ class Queries:
         return cls(min(_tiles(seqlen_q), 3))
 
 
-# Both published budgets fill the 64 K of an SM. (192, 80, 48) is FlashAttention-4's. Moving some from softmax to correction, (184, 88, 56),
-# is published as 2.1% faster without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By counts there is
-# nothing between them: neither spills, and trips are as long, but for D 64 without a mask, where 184 spill one register.
+# Registers are (192, 80, 48), FlashAttention-4's. Moving some from softmax to correction, (184, 88, 56), is published as 2.1% faster
+# without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By counts some softmax then spills, where it
+# emulates 4 of 16. Replayed there is nothing between them with one CTA (D 128, both 1.03 of what 3 of 16 take with 184), and a pair has
+# 69 local loads and stores in a warp of a tile with 184, none with 192.
 #
 # ``rescale``: by counts "branch", which at D 128 issues 16 instructions of correction's 172 in a trip that moves no reference, where
 # "select" issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.
-#
-# Pairs that emulate 4 of 16 spill with 184 (69 local loads and stores in a warp of a tile, replayed), and not with 192.
-_UNMASKED_REGISTERS = (184, 88, 56)
-
-
 LONG = Queries()
 
 
@@ -161,7 +157,6 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     if refusal:
         raise UnsupportedError("head_dim", (d, dv), refusal, f"the Ampere kernel serves it on {arch.name}")
     masked = problem.causal or any(problem.window)
-    # Registers are the published budget (FlashAttention-4).
     row = BlackwellForwardConfig(2, q_tiles=min(queries.tiles, 2), pack_heads=queries.pack_heads, exp2=exp2_policy(problem, arch))
     row = replace(row, ctas=int(arch.sm_count) // 2 * 2, l2_budget=int(arch.l2) // 2)
     if _pays_pair(problem, queries):
@@ -169,9 +164,7 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     row = with_stages(row, d, dv)
     # Tiles of equal length are shared out evenly, and the end of one overlaps the beginning of the next; unequal ones go to whoever is
     # free, longest first.
-    if masked:
-        return replace(row, order="lpt")
-    return replace(row, order="persistent", registers=_UNMASKED_REGISTERS if max(d, dv) > 64 and not row.cta_pair else row.registers)
+    return replace(row, order="lpt" if masked else "persistent")
 
 
 def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:
@@ -285,7 +278,8 @@ _EXP2_SM_100A = (
         256,
         Exp2Policy(4),
         Exp2Policy(0),
-        "in the model the products take longer than exp2, but softmax is in their way: replayed as a pair, 1.09 (1.06 to 1.13) times as fast as with none; with a mask 2 gain nothing",
+        "in the model the products take longer than exp2, but they wait for softmax: replayed as a pair, 1.09 (1.06 to 1.13) times as fast "
+        "as with none; with a mask 2 gain nothing",
     ),
 )
 

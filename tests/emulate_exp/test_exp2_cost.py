@@ -87,8 +87,7 @@ def test_shares_are_within_what_is_published(masked):
     for options in ({}, masked):
         for head_dim in (64, 96, 128):
             assert 0.1 <= policy(B200, head_dim, **options).share <= 0.25
-    assert policy(B200, **masked).share < policy(B200).share  # as published: 12.5% and 19%
-    assert policy(B200).share == 0.1875
+    assert policy(B200, **masked).share < policy(B200).share  # as those published, 12.5% and 19%
 
 
 @pytest.mark.parametrize("emulated", range(17))
