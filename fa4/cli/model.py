@@ -40,6 +40,7 @@ def add_command(commands: Any) -> None:
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--vs", choices=PEERS, help="compare with another library's kernel, compiled in the same run")
     other.add_argument("--peer", choices=PEERS, help="another library's kernel alone")
+    other.add_argument("--measure", action="store_true", help="measure numbers of the model on this machine's GPU")
     parser.add_argument("--timeline", type=Path, metavar="FILE", help="write a timeline in clocks for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -75,7 +76,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print predictions, and with --vs a comparison."""
+    """Print predictions, with --vs a comparison; or with --measure what a GPU says of the model's numbers."""
+    if arguments.measure:
+        return _measure(arguments)
     from fa4.perfmodel.compare import ratio, verdict
     from fa4.perfmodel.machine import ensemble, preset
     from fa4.perfmodel.peer import record_peer
@@ -101,6 +104,20 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"\n{found[0].name} / {found[1].name}: {speed}, {verdict(speed)}")
         if arguments.timeline:
             print(f"\ntimeline: {arguments.timeline}, open it in ui.perfetto.dev; 1 us is one clock")
+    return 0
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    from fa4.perfmodel.machine import preset
+    from fa4.perfmodel.measure import measure, numbers, rows, text
+
+    arch, timings = measure()
+    table = rows(preset(arch), numbers({name: timing.clocks for name, timing in timings.items()}))
+    if arguments.json:
+        print(json.dumps({"arch": arch, "numbers": table, "timings": {name: vars(timing) for name, timing in timings.items()}}))
+    else:
+        clock = sorted(timing.clocks / timing.seconds for timing in timings.values())[len(timings) // 2]
+        print(f"{text(table)}\n\n{arch}; its clock by CUDA events: {clock / 1e9:.3f} GHz")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fa4.errors import ModelError
 from fa4.perfmodel.report import Span
 from fa4.perfmodel.trace import Event
-from fa4.perfmodel.units import Gathering, Mbarrier, Port, Product
+from fa4.perfmodel.units import Gathering, Mbarrier, Port, Product, Semaphore
 
 if TYPE_CHECKING:
     from fa4.perfmodel.simulation import Cta, Simulation, Sm, Warp
@@ -36,6 +36,7 @@ class Actions:
     def __init__(self, simulation: Simulation) -> None:
         self.s, self.machine = simulation, simulation.machine
         self.parked: dict[Warp, tuple[float, int, str]] = {}
+        self.turns: dict[int, float] = {}  # by address of a semaphore, since when it is somebody's turn
         names = [name.removeprefix("_on_") for name in dir(self) if name.startswith("_on_")]
         self.handlers: dict[str, Callable[[Warp, float, Event, float], float]] = {name: getattr(self, f"_on_{name}") for name in names}
         m = self.machine
@@ -340,8 +341,40 @@ class Actions:
 
     _on_atom = _on_ldg
 
+    # Semaphores
+
     def _on_poll(self, warp: Warp, time: float, event: Event, done: float) -> float:
-        return time + self.s.shaken(self.machine.global_latency.value)
+        address, wanted = event.data
+        found = self.s.semaphores.get(address)
+        if found is None or found.value >= wanted:
+            there = time + self.s.shaken(self.machine.global_latency.value)
+            self.turns[address] = there
+            return there
+        found.waiting.append((warp, wanted))
+        return NEVER
+
+    def _on_signal(self, warp: Warp, time: float, event: Event, done: float) -> float:
+        address, value, added = event.data
+        there = time + self.s.shaken(self.machine.global_latency.value / 2)
+        begun = self.turns.pop(address, None)
+        if begun is not None:
+            self.s.log.turns.append(there - begun)
+        found = self.s.semaphores.get(address)
+        if found is not None:
+            self.s.at(there, self._count(found, address, value, bool(added)))
+        return done
+
+    def _count(self, found: Semaphore, address: int, value: int, added: bool) -> Callable[[float], None]:
+        """A semaphore counts; those who wait notice when they look next, which takes half a round trip after it was begun."""
+
+        def act(time: float) -> None:
+            trip = self.machine.global_latency.value
+            for warp in found.change(value, added):
+                delay = trip * (0.5 + self.s.random.random())
+                self.turns[address] = time + delay
+                self.go_on(warp, time, delay)
+
+        return act
 
     def _on_cp(self, warp: Warp, time: float, event: Event, done: float) -> float:
         size, wavefronts, _ = event.data

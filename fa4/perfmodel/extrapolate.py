@@ -28,12 +28,13 @@ class TileCost:
     """Cycles of a CTA.
 
     ``start`` is for its launch, its first loads and its last stores, ``step`` for each pair of blocks, ``turn`` for each tile after the
-    first.
+    first. ``wait`` is from a tile's turn at rows of dQ until the next one's, where tiles take turns.
     """
 
     start: float
     step: float
     turn: float = 0.0
+    wait: float = 0.0
 
     def cycles(self, steps: float, tiles: int = 1) -> float:
         """Of a CTA with so many tiles, and steps in all of them together."""
@@ -104,11 +105,11 @@ def streaming_cycles(problem: TileProblem, machine: Machine) -> float:
     return moved / machine.dram.value * machine.clock.value + 2 * machine.launch.value
 
 
-def waiting(schedule: Schedule, workers: int) -> float:
+def waiting(cost: TileCost, schedule: Schedule, workers: int) -> float:
     """By what factor waiting for each other makes the tiles of a deterministic backward slower, by ``fa4.schedule.simulate``."""
     arch = ARCHS["sm_100a"]  # of which only the number of SMs counts here
     arch = replace(arch, sm_count=replace(arch.sm_count, value=workers))
-    return simulate(schedule, arch, deterministic=True).makespan / simulate(schedule, arch).makespan
+    return simulate(schedule, arch, True, turn=cost.wait / cost.step).makespan / simulate(schedule, arch).makespan
 
 
 def problem_cycles(cost: TileCost, schedule: Schedule, machine: Machine, each: float = 1, deterministic: bool = False) -> float:
@@ -120,5 +121,5 @@ def problem_cycles(cost: TileCost, schedule: Schedule, machine: Machine, each: f
     workers = int(machine.sms.value * each)
     main = makespan(cost, schedule, workers)
     if deterministic and schedule.problem.backward:
-        main *= waiting(schedule, workers)
+        main *= waiting(cost, schedule, workers)
     return main + streaming_cycles(schedule.problem, machine)

@@ -14,7 +14,8 @@ from fa4.perfmodel.list_schedule import cost, ptx_schedule
 from fa4.perfmodel.machine_code import SCOREBOARDS, MachineCode, machine_code
 from fa4.perfmodel.schedule import SILENT, Schedule, Step, WarpSchedule
 from fa4.perfmodel.trace import Event, Trace, WarpTrace
-from fa4.vgpu.program import Block
+from fa4.vgpu.decode import access_words
+from fa4.vgpu.program import Block, Op
 
 _PIPE_NAMES = {
     "fma": "FADD FMUL FFMA FFMA32I FADD32I FMUL32I HADD2 HMUL2 HFMA2",
@@ -64,8 +65,10 @@ _STREAMS = {
     "RED": "atom",
     "REDG": "atom",
 }
-"""Accesses of memory that are not anchors: the n-th of a stream in SASS is the n-th in PTX, where there are as many."""
+"""Accesses of memory that are not anchors: the n-th of a stream, and of a width in shared memory, in SASS is the n-th in PTX, where there
+are as many: ptxas adds a narrow load or store of its own here and there."""
 
+_SHARED = ("lds", "sts")
 _STREAM_OF_EVENT = {"lds": "lds", "sts": "sts", "ldg": "ldg", "poll": "ldg", "stg": "stg", "signal": "atom", "atom": "atom"}
 _TMEM_SHAPES = {"16dp128bit": 2, "16dp256bit": 4}
 
@@ -181,7 +184,7 @@ def sass_schedule(trace: Trace, cubin: bytes | None = None) -> Schedule:
             if isinstance(path, str) or reason:
                 unaligned[cta.index, i] = reason
             else:
-                warps[cta.index, i] = _warp(builder, path, warp.events)
+                warps[cta.index, i] = _warp(builder, trace.code.ops, path, warp.events)
     if not any(isinstance(path, Path) for path in paths.values()):
         reason = next(iter(unaligned.values()), "there are no warps")
         raise ModelError("cubin", trace.kernel, f"does not fit the trace: {reason}", "pass the cubin that was compiled with the PTX")
@@ -215,12 +218,12 @@ def _head(opcode: str) -> str:
     return ".".join(words[: 4 if words[0] == "cp" else 2])
 
 
-def _warp(builder: _Builder, path: Path, events: Sequence[Event]) -> WarpSchedule:
+def _warp(builder: _Builder, ops: Sequence[Op], path: Path, events: Sequence[Event]) -> WarpSchedule:
     positions = path.positions
     here: dict[int, Event] = {}
     after: dict[int, list[Event]] = {}
     anchors = iter(path.at)
-    streams: dict[str, list[Event]] = {}
+    streams: dict[tuple[str, int], list[Event]] = {}
     for event in events:
         if kind_of(event):
             index, own = next(anchors)
@@ -229,7 +232,9 @@ def _warp(builder: _Builder, path: Path, events: Sequence[Event]) -> WarpSchedul
             else:
                 after.setdefault(index, []).append(event)
         elif event.kind in _STREAM_OF_EVENT:
-            streams.setdefault(_STREAM_OF_EVENT[event.kind], []).append(event)
+            stream = _STREAM_OF_EVENT[event.kind]
+            width = access_words(ops[event.op]) if stream in _SHARED else 0
+            streams.setdefault((stream, width), []).append(event)
     matched = _match_streams(builder.code, positions, streams)
     steps: list[int] = []
     used: list[Event] = []
@@ -249,16 +254,17 @@ def _warp(builder: _Builder, path: Path, events: Sequence[Event]) -> WarpSchedul
     return WarpSchedule(tuple(steps), tuple(used))
 
 
-def _match_streams(code: MachineCode, positions: Sequence[int], streams: dict[str, list[Event]]) -> dict[int, Event]:
+def _match_streams(code: MachineCode, positions: Sequence[int], streams: dict[tuple[str, int], list[Event]]) -> dict[int, Event]:
     """Accesses of memory on the path with the events that they are."""
-    places: dict[str, list[int]] = {}
+    places: dict[tuple[str, int], list[int]] = {}
     for i, position in enumerate(positions):
-        stream = _STREAMS.get(code.instructions[position].opcode.partition(".")[0])
+        opcode = code.instructions[position].opcode
+        stream = _STREAMS.get(opcode.partition(".")[0])
         if stream:
-            places.setdefault(stream, []).append(i)
+            places.setdefault((stream, _work(opcode) if stream in _SHARED else 0), []).append(i)
     matched: dict[int, Event] = {}
-    for stream, where in places.items():
-        events = streams.get(stream, [])
+    for key, where in places.items():
+        events = streams.get(key, [])
         if len(events) == len(where):
             matched.update(zip(where, events, strict=True))
     return matched

@@ -114,14 +114,17 @@ def predict(request: Request, recording: Recording, machines: Sequence[Machine],
     costs = []
     first: Report | None = None
     for seed, machine in enumerate(machines):
-        samples = []
+        samples: list[Sample] = []
+        turns: list[float] = []
         for (trace, tiles), order in zip(recording.traces, warps, strict=True):
             for number in clusters_of(trace, request.causal):
                 report = _alone(trace, order, machine, number, (recording.resident, seed))
                 samples.append(Sample(report.flop / recording.resident / per_step, tiles, report.cycles))
+                turns += report.turns
                 if seed == 0 and tiles == 1 and (first is None or report.flop > first.flop):
                     first = report
-        costs.append(fit(samples))
+        noticed = machine.global_latency.value  # half a round trip until the next look sees it, half until the warp knows
+        costs.append(replace(fit(samples), wait=sum(turns) / len(turns) + noticed if turns else 0.0))
     assert first is not None
     cycles, tflops = _extrapolated(request, recording, costs, machines)
     return Prediction(

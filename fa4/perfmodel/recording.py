@@ -80,6 +80,8 @@ def lengths(rows: int, keys: int, causal: bool, persistent: bool, backward: bool
 def record(request: Request, config: Any = None) -> Recording:
     """This project's kernel for a request, on the virtual GPU; ``config`` in place of the tuned one.
 
+    The tuned one has CTA pairs where tuning says so, and never where the request forbids them.
+
     Raises:
         UnsupportedError: there is none, or it is of a kind that is not recorded here.
         CompileError, VgpuError: as from compiling and running it.
@@ -98,7 +100,9 @@ def record(request: Request, config: Any = None) -> Recording:
     if not support:
         raise UnsupportedError("direction", direction, support.reason, "`fa4 doctor` lists the kernels there are")
     group = request.heads // (request.heads_kv or request.heads)
-    config = config or tuning.config(problem, arch, tuning.Queries.of(request.seqlen, group))
+    if config is None:
+        config = tuning.config(problem, arch, tuning.Queries.of(request.seqlen, group))
+        config = config if request.pairs else tuning.with_pair(config, False, *request.head_dims)
     order: Order = "lpt" if request.causal else "single"
     if isinstance(config, BlackwellForwardConfig):
         cluster, pack, resident = config.cluster, config.pack_heads, 1

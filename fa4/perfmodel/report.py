@@ -43,6 +43,7 @@ class Report:
         products: (start, end, FLOP) of every product of a tensor core, by end.
         stalls: longest first, summed over warps.
         ends: (cluster, end of its last store), as they ended.
+        turns: clocks from a warp's turn at a semaphore in global memory until it lets the next one go on, for each turn.
         schedule: kind of the schedule; ``unaligned`` of its warps, ``spills`` a warp.
         spans: for a timeline; empty without.
     """
@@ -57,6 +58,7 @@ class Report:
     schedule: str
     unaligned: int
     spills: int
+    turns: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
 
     @property
@@ -94,9 +96,9 @@ class Report:
         return sorted(rows, key=lambda s: -s.clocks)
 
     def data(self) -> dict[str, Any]:
-        """Everything but products and spans as JSON-able data."""
+        """Everything but products, turns and spans as JSON-able data."""
         data = asdict(self)
-        del data["products"], data["spans"]
+        del data["products"], data["spans"], data["turns"]
         return {**data, "stalls": [s._asdict() for s in self.by_line()], "steady_flop_per_cycle": self.steady(), "limiter": self.limiter[0]}
 
 
@@ -139,5 +141,6 @@ def summarise(simulation: Simulation) -> Report:
         schedule=simulation.schedule.kind,
         unaligned=len(simulation.schedule.unaligned),
         spills=simulation.schedule.spills,
+        turns=tuple(log.turns),
         spans=tuple(log.spans),
     )

@@ -20,7 +20,7 @@ from fa4.perfmodel.machine import Machine
 from fa4.perfmodel.report import Report, Span, summarise
 from fa4.perfmodel.schedule import PIPES, Schedule
 from fa4.perfmodel.trace import CtaTrace, Trace
-from fa4.perfmodel.units import Gathering, Mbarrier, Port, Product, TensorCore
+from fa4.perfmodel.units import Gathering, Mbarrier, Port, Product, Semaphore, TensorCore
 
 SUB_PARTITIONS = 4
 
@@ -97,6 +97,7 @@ class _Log:
     products: list[tuple[float, float, float]] = field(default_factory=list)
     stalls: dict[tuple[int, str], float] = field(default_factory=dict)
     ends: list[tuple[int, float]] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
 
 
 class Simulation:
@@ -116,6 +117,7 @@ class Simulation:
         self.waiting: list[tuple[CtaTrace, ...]] = []
         self.launch = machine.launch.value
         self.cores: dict[tuple[int, int], TensorCore] = {}
+        self.semaphores: dict[int, Semaphore] = {}
         kinds = (e for cta in trace.ctas for w in cta.warps for e in w.events if e.kind == "mma")
         self.uses_pairs = any(e.data[0] == 2 for e in kinds)
         self.pair_width = 2 if self.uses_pairs else 1
@@ -149,19 +151,24 @@ class Simulation:
 
     # CTAs
 
-    def begin(self, clusters: Sequence[tuple[CtaTrace, ...]], resident: int) -> None:
+    def begin(self, clusters: Sequence[tuple[CtaTrace, ...]], resident: int, side_by_side: int) -> None:
         """Put the first clusters on the SMs; the others follow as those end."""
-        self.sms = [Sm(i) for i in range(self.trace.cluster_ctas)]
+        width = self.trace.cluster_ctas
+        self.sms = [Sm(i) for i in range(width * side_by_side)]
         self.waiting = list(clusters)
-        for _ in range(min(resident, len(clusters))):
-            self.start_cluster(0.0)
+        if {cluster[0].cluster for cluster in clusters} == set(self.trace.clusters()):  # else whom they wait for may be missing
+            events = (e for cluster in clusters for cta in cluster for warp in cta.warps for e in warp.events)
+            self.semaphores = {e.data[0]: Semaphore() for e in events if e.kind == "signal"}
+        for i in range(min(resident * side_by_side, len(clusters))):
+            first = i % side_by_side * width
+            self.start_cluster(0.0, self.sms[first : first + width])
 
-    def start_cluster(self, time: float) -> None:
+    def start_cluster(self, time: float, sms: Sequence[Sm]) -> None:
         """The next cluster takes the place of one that ended."""
         if not self.waiting:
             return
         traces = self.waiting.pop(0)
-        ctas = [Cta(sm, trace) for sm, trace in zip(self.sms, traces, strict=True)]
+        ctas = [Cta(sm, trace) for sm, trace in zip(sms, traces, strict=True)]
         shared = Gathering()
         for cta in ctas:
             cta.peers, cta.gathering = ctas, shared
@@ -181,7 +188,8 @@ class Simulation:
         cta.tail = max(cta.tail, time, warp.stored, warp.bulk_open[1], *(group[1] for group in warp.bulk_groups))
         if cta.live == 0 and all(peer.live == 0 for peer in cta.peers):
             self.log.ends.append((cta.trace.cluster, max(peer.tail for peer in cta.peers)))
-            self.at(time, self.start_cluster)
+            sms = [peer.sm for peer in cta.peers]
+            self.at(time, lambda now: self.start_cluster(now, sms))
 
     # The loop
 
@@ -279,11 +287,13 @@ def replay(
     *,
     clusters: Sequence[int] | None = None,
     resident: int = 1,
+    side_by_side: int = 1,
     timeline: bool = False,
 ) -> Report:
-    """Run recorded clusters one after the other, ``resident`` at a time, on the SMs of one cluster.
+    """Run recorded clusters one after the other, ``resident`` at a time, on the SMs of as many clusters as are ``side_by_side``.
 
-    ``clusters``: their numbers, in order; a number may come again; None: all that were recorded. With ``timeline`` the report has what
+    ``clusters``: their numbers, in order; a number may come again; None: all that were recorded. Where it is all, they wait for each
+    other's semaphores in global memory, which begin at 0; else a look at one costs a round trip. With ``timeline`` the report has what
     happened when.
 
     Raises:
@@ -298,6 +308,6 @@ def replay(
     if missing:
         raise ModelError("schedule", missing[:4], "has no order for these (CTA, warp) of the trace", "make it from the same trace")
     simulation = Simulation(trace, schedule, machine, seed, timeline)
-    simulation.begin(chosen, resident)
+    simulation.begin(chosen, resident, side_by_side)
     simulation.run()
     return summarise(simulation)

@@ -128,3 +128,18 @@ class Gathering:
         self.arrived = self.expected = self.phase = 0
         self.time = 0.0
         self.waiting: list[Any] = []
+
+
+class Semaphore:
+    """A counter in global memory; ``waiting`` are (whoever looks at it, the value that they want)."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.waiting: list[tuple[Any, int]] = []
+
+    def change(self, value: int, added: bool) -> list[Any]:
+        """Count on, or set; gives those who have what they want."""
+        self.value = self.value + value if added else value
+        ready = [who for who, wanted in self.waiting if self.value >= wanted]
+        self.waiting = [(who, wanted) for who, wanted in self.waiting if self.value < wanted]
+        return ready

@@ -15,7 +15,7 @@ from fa4.schedule.order import Schedule, l2_budget
 from fa4.schedule.tiles import Tile, TileProblem
 
 TURN = 0.25
-"""Share of a step that adding to dQ takes, during which others that add to the same rows must wait: an assumption."""
+"""Steps from a tile's turn at adding to rows of dQ until the next tile's: an assumption; ``fa4.perfmodel`` replays how long it takes."""
 
 MAX_TILES = 1_000_000
 _MAX_ACCESSES = 200_000
@@ -83,10 +83,10 @@ class Simulation:
         return self.total / (len({span.sm for span in self.spans}) * self.makespan) if self.spans else 1.0
 
 
-def simulate(schedule: Schedule, arch: Arch, deterministic: bool = False, cluster: int = 1) -> Simulation:
+def simulate(schedule: Schedule, arch: Arch, deterministic: bool = False, cluster: int = 1, turn: float = TURN) -> Simulation:
     """Run a schedule: a free SM takes the next tile, or, in the persistent order, the one that lies as many tiles on as there are SMs.
 
-    ``deterministic``: in the backward pass, tiles add to the dQ of a query block in the order of their numbers, one after the other.
+    ``deterministic``: in the backward pass, tiles add to the dQ of a query block in the order of their numbers, ``turn`` steps apart.
     ``cluster`` SMs compute a tile together; ``sms`` and ``sm`` of the result then count clusters.
 
     Raises:
@@ -106,7 +106,7 @@ def simulate(schedule: Schedule, arch: Arch, deterministic: bool = False, cluste
         waited = 0.0
         end = at + problem.cost(tile.block, tile.batch)
         if deterministic:
-            end, waited = _take_turns(problem, tile, at, ready)
+            end, waited = _take_turns(problem, tile, at, (ready, turn))
         spans.append(Span(tile, sm, at, end, waited))
         if schedule.order == "persistent":
             free[sm] = (end, sm)
@@ -138,17 +138,17 @@ def list_schedule(costs: Sequence[float], machines: int) -> list[tuple[int, floa
     return placed
 
 
-def _take_turns(problem: TileProblem, tile: Tile, at: float, ready: dict[tuple[int, int, int], float]) -> tuple[float, float]:
-    """When a tile that starts ``at`` ends, and how long it waited; ``ready`` says when the earlier tiles left a query block's dQ."""
+def _take_turns(problem: TileProblem, tile: Tile, at: float, turns: tuple[dict[tuple[int, int, int], float], float]) -> tuple[float, float]:
+    """When a tile that starts ``at`` ends, and how long it waited; ``turns`` says when it is whose turn next, and how long one lasts."""
+    ready, turn = turns
     waited = 0.0
     at += problem.cost(tile.block, tile.batch) - len(problem.steps(tile.block, tile.batch))
     for step in problem.steps(tile.block, tile.batch):
         key = (tile.batch, tile.head, step)
-        turn = at + 1 - TURN
-        late = max(0.0, ready.get(key, 0.0) - turn)
+        late = max(0.0, ready.get(key, 0.0) - (at + 1))
         waited += late
         at += 1 + late
-        ready[key] = at
+        ready[key] = at + turn
     return at, waited
 
 

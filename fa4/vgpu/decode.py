@@ -266,6 +266,13 @@ def _width(op: Op) -> int:
     return max(bits // 8, 1) * vector
 
 
+def access_words(op: Op) -> int:
+    """Words of 4 bytes of a lane of an access to shared memory, at least one; of ldmatrix and stmatrix the number of matrices."""
+    if op.name in ("ldmatrix", "stmatrix"):
+        return next(int(m[1:]) for m in op.mods if m in ("x1", "x2", "x4"))
+    return max(_width(op) // 4, 1)
+
+
 def _sectors(address: Array, size: int) -> int:
     """Sectors of 32 bytes that an access of global memory touches."""
     first = address.astype(np.uint64) // _SECTOR

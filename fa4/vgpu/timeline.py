@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fa4.vgpu.program import Kernel, Program
+from fa4.vgpu.trace_format import TraceSpan, trace_events
 
 if TYPE_CHECKING:
     from fa4.vgpu.machine import Launch
@@ -107,14 +108,9 @@ class Timeline:
 
 
 def trace_json(events: Iterable[Event], rows: Sequence[str]) -> str:
-    """For ui.perfetto.dev and chrome://tracing (Trace Event Format): a track for each agent; a microsecond stands for an instruction."""
-    names = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": i, "args": {"name": row}} for i, row in enumerate(rows)]
-    spans = [
-        {"ph": "X", "name": e.what, "pid": 0, "tid": rows.index(e.agent), "ts": e.start, "dur": e.end - e.start}
-        for e in events
-        if e.agent in rows
-    ]
-    return json.dumps({"traceEvents": names + spans})
+    """For ui.perfetto.dev and chrome://tracing: a track for each agent; a microsecond stands for an instruction."""
+    spans = [TraceSpan(0, e.agent, e.what, e.start, e.end) for e in events if e.agent in rows]
+    return json.dumps(trace_events(spans, {}, [(0, row) for row in rows]))
 
 
 def text(events: Sequence[Event], rows: Sequence[str], columns: int = 100) -> str:

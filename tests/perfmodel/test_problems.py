@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -65,10 +66,12 @@ def test_tiles_of_a_deterministic_backward_wait():
     machine = preset("sm_100a").changed(launch=0)
     many = Schedule.of(TileProblem(((1024, 1024),), backward=True), "spt", get_arch("sm_100a"))
     one = Schedule.of(TileProblem(((1024, 128),), backward=True), "spt", get_arch("sm_100a"))
-    assert waiting(many, 148) == pytest.approx((9 + 7 * 0.25) / 9)
-    assert waiting(one, 148) == 1
-    slow, fast = (problem_cycles(COST, many, machine, 1, how) for how in (True, False))
-    assert slow - fast == pytest.approx((waiting(many, 148) - 1) * makespan(COST, many, 148))
+    for steps in (0.25, 1.5):
+        cost = replace(COST, wait=steps * COST.step)
+        assert waiting(cost, many, 148) == pytest.approx((9 + 7 * steps) / 9)
+        assert waiting(cost, one, 148) == 1
+        slow, fast = (problem_cycles(cost, many, machine, 1, how) for how in (True, False))
+        assert slow - fast == pytest.approx((waiting(cost, many, 148) - 1) * makespan(cost, many, 148))
 
 
 def test_intervals_and_verdicts():

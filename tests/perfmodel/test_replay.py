@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from fa4.errors import ModelError
 from fa4.perfmodel.machine import preset
 from fa4.perfmodel.schedule import Step, WarpSchedule
 from fa4.perfmodel.simulation import replay
+from fa4.perfmodel.trace import CtaTrace, WarpTrace
 
 INIT = event("init", 0, 64, 1)
 COMMIT = event("commit", 64, 0)
@@ -92,6 +95,37 @@ def test_clusters_follow_each_other():
     one, two = (replay(t, schedule, MACHINE.changed(launch=500)).cycles for t in (trace, both))
     assert two == pytest.approx(2 * one)
     assert replay(both, schedule, MACHINE.changed(launch=500), resident=2).cycles < 1.5 * one
+
+
+def in_turn(count, work):
+    """(trace, schedule) of CTAs that each wait for their number, work for so many clocks, and count on."""
+    trace, schedule = made([event("poll", 1 << 40, 0), *[Step("mufu")] * (work // 8), event("signal", 1 << 40, 1, 1)])
+    warp, order = trace.ctas[0].warps[0], schedule.warps[0, 0]
+    ctas, orders = [], {}
+    for i in range(count):
+        events = (event("poll", 1 << 40, i), *warp.events[1:])
+        ctas.append(CtaTrace(i, i, 0, (WarpTrace((0,), events),)))
+        orders[i, 0] = WarpSchedule(order.steps, events)
+    return replace(trace, ctas=tuple(ctas)), replace(schedule, warps=orders)
+
+
+def test_ctas_wait_for_each_others_semaphores():
+    """Side by side they take turns: each works, its count takes half a round trip, and is noticed within half to one and a half."""
+    trip, work, count = MACHINE.global_latency.value, 800, 5
+    trace, schedule = in_turn(count, work)
+    report = replay(trace, schedule, MACHINE, side_by_side=count)
+    assert report.turns[1:] == pytest.approx([work + trip / 2] * (count - 1), abs=20)
+    low, high = (work + (count - 1) * (work + trip / 2 + share * trip) for share in (0.5, 1.5))
+    assert low < report.cycles < high
+    assert sorted(cluster for cluster, _ in report.ends) == [cluster for cluster, _ in report.ends]
+    alone = replay(trace, schedule, MACHINE, clusters=[count - 1])
+    assert alone.cycles == pytest.approx(work, rel=0.02)
+
+
+def test_a_turn_that_never_comes_is_an_error():
+    trace, schedule = in_turn(2, 80)
+    with pytest.raises(ModelError, match="warps wait for what never happens"):
+        replay(trace, schedule, MACHINE, clusters=[1, 0])
 
 
 PIPES = ("fma", "fma2", "alu", "mufu", "convert", "lsu")

@@ -30,7 +30,7 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     Warps: eight, two warpgroups; ``half`` says which queries.
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
     Waits: row_full (lse and delta); s_full, dp_full.
-    Signals: p_ready, ds_ready.
+    Signals: p_ready, ds_ready; in a pair s_read.
     Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and
     to shared memory; ds_ready.
 
@@ -77,6 +77,8 @@ def probabilities(
     address, to = c.tmem + c.columns.S + half * QUERIES, c.tmem + c.columns.S + half * c.columns.second
     P = cute.make_rmem_tensor(QUERIES, Float32)
     load_columns(address, P, thread)
+    if const_expr(c.config.cta_pair):
+        c.barriers.s_read.arrive(0)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
         part = cute.make_tensor(P.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
         slope = cute.make_rmem_tensor(CHUNK, Float32)

@@ -153,8 +153,8 @@ def run(c: Context, work: Work) -> None:
     Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
     last. With D + Dv > 256 (``serial``) S, dV, dP, dK, dQ of one tile before the next.
 
-    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for moved before dQ; it signals qt_empty and
-    dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
+    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for s_read and moved before dQ; it signals qt_empty
+    and dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
     """
     kq = Int32(instruction(c.dtype, c.tile_n, TILE))
     if const_expr(c.scalars.flip_q is not None):
@@ -199,7 +199,7 @@ def overlapped(c: Context, p: Products, work: Work) -> None:
 
 @cute.jit
 def paired(c: Context, p: Products, work: Work) -> None:
-    """A pair: dQ goes where S of the next tile was, once P of that is there; before another S it must have been read."""
+    """A pair: dQ goes where S of the next tile was, once that is in registers, while P is worked out; before another S it must be read."""
     state = State(Slot(Int32(0), Int32(0)), Int32(0))
     scores(c, p, state)
     c.barriers.v_full.wait(0, 0)
@@ -213,7 +213,7 @@ def paired(c: Context, p: Products, work: Work) -> None:
         c.barriers.ds_ready.wait(0, state.step & 1)
         dkeys(c, p, state)
         dprobabilities(c, p, new)
-        c.barriers.p_ready.wait(0, step & 1)
+        c.barriers.s_read.wait(0, step & 1)
         c.barriers.moved.wait(0, state.step & 1)
         dqueries(c, p, state)
         dvalues(c, p, new)

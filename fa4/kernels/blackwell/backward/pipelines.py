@@ -21,6 +21,7 @@ the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits a
          <-qt_empty dot_empty---------
     compute --sent-->  relay of the other CTA --moved-->  mma       half of dS
     mma --dq_full-->  compute                      dS in shared memory has been read
+        <--s_read---                               S has been read: dQ of the tile before goes between the parts of P
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ PAIRED = {
     "dot_empty": (1, False),  # mma, by commit: dV of the tile is complete
     "sent": (1, False),  # relay, with the bytes of dS that the other CTA sends
     "moved": (WARP, False),  # relay to mma: they have come
+    "s_read": (2 * GROUP, False),  # compute has read S, between whose halves dQ goes
 }
-JOINT = ("p_ready", "ds_ready", "dq_empty", "moved")
+JOINT = ("p_ready", "ds_ready", "dq_empty", "moved", "s_read")
 """In a pair warps of both CTAs arrive at the leader's."""
 
-TENSOR_MEMORY = ("s_full", "p_ready", "dp_full", "ds_ready", "dq_full", "dq_empty", "dv_full", "dk_full")
+TENSOR_MEMORY = ("s_full", "s_read", "p_ready", "dp_full", "ds_ready", "dq_full", "dq_empty", "dv_full", "dk_full")
 """Barriers that hand on what was done in tensor memory, and need tcgen05.fence on both sides; a commit has it built in."""
 
 
@@ -105,6 +107,7 @@ class Barriers:
     dot_empty: Barrier
     sent: Barrier
     moved: Barrier
+    s_read: Barrier
 
     @staticmethod
     def counts(config: BlackwellBackwardConfig) -> dict[str, list[int]]:
