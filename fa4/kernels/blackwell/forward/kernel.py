@@ -25,7 +25,7 @@ from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kern
 from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.kernels.common.tensor_memory import set_up, tear_down
-from fa4.kernels.common.tma import Source, Tma, by_group, by_head, tile_layout
+from fa4.kernels.common.tma import Source, Tma, by_group, by_head, kept_map, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
@@ -154,7 +154,7 @@ class BlackwellForward:
             elif warp == LOAD:
                 shapes = tile_shapes(config, self.head_dims)
                 sources = (
-                    Source(x.atom, x.tensor, to, shape)
+                    Source(x.atom, x.tensor, to, shape, kept_map(x.atom))
                     for x, to, shape in ((Q, shared.sQ, shapes.Q), (K, shared.sK, shapes.K), (V, shared.sV, shapes.V))
                 )
                 load.run(c, *sources)
