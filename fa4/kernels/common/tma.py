@@ -15,7 +15,6 @@ from cutlass.cutlass_dsl import dsl_user_op
 
 from fa4.config import ELEMENT_BYTES, swizzle_columns
 from fa4.kernels.common.barrier import LEADER
-from fa4.kernels.common.opaque import opaque64
 
 MAP_ALIGN = 64
 """Bytes that a tensor map is aligned to (CUDA driver API, ``CUtensorMap``)."""
@@ -76,11 +75,16 @@ def by_group(x: cute.Tensor, group: Int32) -> cute.Tensor:
 
 @dsl_user_op
 def kept_map(atom: cute.CopyAtom, *, loc: Any = None, ip: Any = None) -> cute.Pointer:
-    """Generic address of a load's tensor map, worked out here and kept: NVVM works it out again at every copy, three instructions."""
+    """Generic address of a load's tensor map, worked out here and kept; for a whole warp.
+
+    The compiler adds it up again at every copy, in three instructions: it cannot with what comes out of a shuffle.
+    """
     generic = cute_ir.PtrType.get(cute_nvgpu_ir.TmaDescriptorTiledType.get(), cute.AddressSpace.generic, MAP_ALIGN)
     load = cute_nvgpu_ir.atom_make_exec_tma(atom._trait.value, loc=loc, ip=ip)
     address = cute_nvgpu_ir.get_tma_desc_addr(generic, load, loc=loc, ip=ip)
-    kept = opaque64(Int64(address.toint(loc=loc, ip=ip)))
+    word = Int64(address.toint(loc=loc, ip=ip))
+    low, high = (cute.arch.make_warp_uniform(Int32(half)) for half in (word, word >> 32))
+    kept = Int64(high) << 32 | Int64(low) & 0xFFFFFFFF
     aligned = cute_ir.assume(cute_ir.ConstrainedIntType.get(MAP_ALIGN, 64), kept.ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
     return cute_ir.inttoptr(generic, aligned, loc=loc, ip=ip)
 
