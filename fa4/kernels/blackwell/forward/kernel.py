@@ -136,10 +136,10 @@ class BlackwellForward:
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            if const_expr(tiles.limits.left is None):
+            if const_expr(tiles.limits.left is None and user.score is None):
                 if warp < 4 * config.q_tiles:
                     softmax.run(c, mLSE, warp // 4, thread)
-            else:  # a copy for each query tile: with both bounds its number would be one register too many
+            else:  # a copy for each query tile: with both bounds, or scores that change, its number would be one register too many
                 for stage in cutlass.range_constexpr(config.q_tiles):
                     if warp // 4 == stage:
                         softmax.run(c, mLSE, Int32(stage), thread)
