@@ -1,12 +1,13 @@
 """The CPU backend against torch's scaled_dot_product_attention, and its peak memory.
 
-    python benchmarks/cpu.py            # speed and memory, about an hour on 2 cores
+    python benchmarks/cpu.py            # speed and memory, about half an hour on 2 cores
     python benchmarks/cpu.py --quick    # fewer shapes
     python benchmarks/cpu.py speed      # or: memory
     python benchmarks/cpu.py speed --cpu-time    # one thread, CPU time: for a machine that others use too
 
-Every contender runs in a fresh process, in turns, several rounds; a process reports the median over its repeats, and a line the median
-over rounds of the ratio torch / fa4 (above 1: fa4 is faster). Memory is the peak above inputs and outputs, in a fresh process.
+A case has a process of its own, in which the contenders take turns in random order: between two processes the same call differs by
+15%, within one by 1%. A line shows each one's median and their ratio torch / fa4 (above 1: fa4 is faster), the median over several
+processes. Memory is the peak above inputs and outputs, in a fresh process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -92,20 +94,23 @@ def run_torch(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
 CONTENDERS = {"fa4": run_fa4, "torch": run_torch}
 
 
-def measure_seconds(contender: str, case: Case, clock: Callable[[], float], seconds: float = 1.0) -> float:
-    """Median time of a call over at least 3 repeats and about ``seconds``."""
-    run = CONTENDERS[contender]
+def measure_seconds(case: Case, clock: Callable[[], float], seconds: float = 3.0) -> list[float]:
+    """Median time of a call of each contender, over at least 4 turns and about ``seconds`` or 400 turns."""
     q, k, v, dout = case.inputs()
     leaves = (q.requires_grad_(case.backward), k.requires_grad_(case.backward), v.requires_grad_(case.backward))
-    times: list[float] = []
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     start = time.perf_counter()
-    while len(times) < 4 or (time.perf_counter() - start < seconds and len(times) < 200):
-        before = clock()
-        out = run(*leaves, case)
-        if case.backward:
-            torch.autograd.grad(out, leaves, dout)
-        times.append(clock() - before)
-    return statistics.median(times[1:])  # the first one warms up
+    for turn in range(401):
+        if turn > 4 and time.perf_counter() - start > seconds:
+            break
+        for name in random.sample(list(CONTENDERS), len(CONTENDERS)):
+            before = clock()
+            out = CONTENDERS[name](*leaves, case)
+            if case.backward:
+                torch.autograd.grad(out, leaves, dout)
+            times[name].append(clock() - before)
+            del out
+    return [statistics.median(each[1:]) for each in times.values()]  # the first turn warms up
 
 
 def measure_bytes(case: Case) -> tuple[int, int, str]:
@@ -142,7 +147,7 @@ def speed(quick: bool, rounds: int, *flags: str) -> None:
     cases += [Case(s, 64, dtype, True, b, window=256) for dtype in ("float32", "bfloat16") for b in (False, True) for s in windows]
     print(f"{'case':62} {'fa4 ms':>9} {'torch ms':>9} {'torch/fa4':>9}")
     for case in cases:
-        pairs = [(in_process("fa4", case, *flags)[0], in_process("torch", case, *flags)[0]) for _ in range(rounds)]
+        pairs = [in_process("speed", case, *flags) for _ in range(rounds)]
         ours, theirs = (statistics.median(p[i] for p in pairs) * 1e3 for i in (0, 1))
         ratio = statistics.median(b / a for a, b in pairs)
         print(f"{case!s:62} {ours:9.2f} {theirs:9.2f} {ratio:9.2f}", flush=True)
@@ -171,7 +176,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--task", choices=[*CONTENDERS, "memory"], help=argparse.SUPPRESS)
+    parser.add_argument("--task", choices=["speed", "memory"], help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cpu_time:
@@ -179,7 +184,7 @@ def main() -> None:
     if arguments.task:
         clock = time.process_time if arguments.cpu_time else time.perf_counter
         case = Case(**json.loads(arguments.case))
-        print(json.dumps(measure_bytes(case) if arguments.task == "memory" else [measure_seconds(arguments.task, case, clock)]))
+        print(json.dumps(measure_bytes(case) if arguments.task == "memory" else measure_seconds(case, clock)))
         return
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}")
     if arguments.what != "memory":

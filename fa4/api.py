@@ -140,7 +140,7 @@ def attention(
         _check_kernels(problem, (q, k, v), backend, arch)
     options = scale, left, right, softcap, deterministic, backend, arch
     if modifiers is None:
-        out, lse = ops.attention_forward(q, k, v, *options)
+        out, lse = ops.attention_forward(q, k, v, *options, lse=return_lse)
     else:
         names = [None if each is None else each.name for each in (modifiers.score, modifiers.mask)]
         out, lse = ops.modified_attention_forward(q, k, v, *names, list(modifiers.aux), *options)
@@ -201,6 +201,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         ShapeError: a rank or size does not fit.
         DeviceError: tensors on different devices.
     """
+    dual_level = forward_ad._current_level >= 0
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "convert with torch.as_tensor")
@@ -208,7 +209,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise DtypeError(name, str(x.layout), "must be a dense tensor", "convert with .to_dense(), or pad nested tensors")
         if x.dim() != 4:
             raise ShapeError(name, tuple(x.shape), "must have 4 dimensions", "use (batch, seqlen, heads, head_dim)")
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        if dual_level and forward_ad.unpack_dual(x).tangent is not None:
             raise UnsupportedError(name, "a dual tensor", "forward-mode differentiation is not implemented", "use backward mode")
         if x.device != q.device:
             raise DeviceError(name, str(x.device), f"must be on q's device {q.device}", "move it there with .to(q.device)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from fa4.errors import ArgumentError, DtypeError
 from fa4.modifier import DeviceFunction, DeviceFunctions, Modifiers
@@ -78,9 +78,8 @@ class AttentionProblem:
         )
 
 
-@dataclass(frozen=True)
-class AttentionOptions:
-    """The numbers of one call, normalised.
+class AttentionOptions(NamedTuple):
+    """The numbers of one call, normalised. A tuple, since each call makes one.
 
     With ``offset = Sk - Sq``, query i sees key j where ``i + offset - window_left <= j <= i + offset + window_right``; ``None`` is
     an open side. ``softcap`` 0 is off. Causal attention is ``window_right = 0`` (or less). ``modifiers`` change scores after

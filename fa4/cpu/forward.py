@@ -15,9 +15,9 @@ from fa4.problem import AttentionOptions
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
     """Attention of q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv): float16, bfloat16 or float32, any strides.
 
-    Returns contiguous ``out`` (B, Sq, Hq, Dv) in the dtype of q and ``lse`` (B, Hq, Sq) float32, the natural logarithm of each row's
-    sum of exponentials. Rows that see no key have out 0 and lse -inf. Uses at most 64 MB above inputs and outputs and what the torch
-    twins of ``options.modifiers`` take for a tile of 2**20 scores.
+    Returns ``out`` (B, Sq, Hq, Dv) in the dtype of q and ``lse`` (B, Hq, Sq) float32, the natural logarithm of each row's sum of
+    exponentials, of any strides. Rows that see no key have out 0 and lse -inf. Uses at most 64 MB above inputs and outputs and what
+    the torch twins of ``options.modifiers`` take for a tile of 2**20 scores.
 
     Arguments are validated by the caller; nothing is raised for them here. Algorithm: arXiv 2307.08691, Algorithm 1.
     """

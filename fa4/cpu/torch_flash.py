@@ -11,6 +11,8 @@ torch 2.9 and newer: before, the kernel read past the end of k and v.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,13 +27,13 @@ MIN_KEYS = 16
 
 _GROUPS = torch.__version__ >= "2.9"  # compares as versions do, not as text
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # the binding: a call through torch.ops costs more
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def fits_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     """Whether ``forward`` serves the request within its memory."""
-    return _fits(q, k, v, options) and (_whole_forward(q, k, v) or _forward_bytes(q, k) <= EXTRA_BYTES)
+    return _fits(q, k, v, options) and (_forward_bytes(q, k) <= EXTRA_BYTES or _whole_forward(q, k, v))
 
 
 def fits_backward(saved: Saved, options: AttentionOptions, needed: Needed) -> bool:
@@ -119,12 +121,11 @@ def _at_once(q: Tensor, k: Tensor, each: int) -> bool:
 def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
     """``fa4.cpu.forward.attention_forward`` where ``fits_forward`` holds."""
     causal = _is_causal(q, k, options)
-    dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
     each = _forward_bytes(q, k)
-    if _whole_forward(q, k, v) or _at_once(q, k, each):
-        operands = (x.transpose(1, 2).to(dtype) for x in (q, k, v))
-        out_part, lse_part = _flash(*operands, 0.0, causal, scale=options.softmax_scale)
-        return out_part.transpose(1, 2).to(q.dtype).contiguous(), lse_part.contiguous()
+    if q.dtype != torch.float16 and (_at_once(q, k, each) or _whole_forward(q, k, v)):
+        out_part, lse_part = _flash(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0.0, causal, scale=options.softmax_scale)
+        return out_part.transpose(1, 2), lse_part
+    dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
     out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
     for pairs in _blocks(q, k, each):
         operands = (_heads_first(side, x).to(dtype) for side, x in ((pairs, q), (pairs.keys, k), (pairs.keys, v)))

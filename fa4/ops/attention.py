@@ -174,4 +174,31 @@ def register(name: str, implementations: tuple[Any, ...], autograd: tuple[Any, A
 
 register("attention", (_forward_cpu, _forward_cuda, _backward_cpu, _backward_cuda), (_differentiate, _save))
 
-attention_forward = torch.ops.fa4.attention_forward.default
+_forward_op = torch.ops.fa4.attention_forward.default
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, lse: bool = True) -> tuple[Tensor, Tensor]:
+    """The forward op; the CPU backend at once where nothing could tell, since the dispatcher alone takes 3% of a call of 4 ms.
+
+    Without ``lse`` the second result may have any strides: nobody reads it.
+    """
+    *options, backend, _ = arguments
+    if backend == "cpu" and not _watched(q, k, v):
+        with torch._C._AutoDispatchBelowAutograd():  # as within the op
+            results = dispatch.load("forward", "cpu")(q, k, v, options_of(q, *options))
+            return _own(results[0]), _own(results[1]) if lse else results[1]
+    out_lse: tuple[Tensor, Tensor] = _forward_op(q, k, v, *arguments)
+    return out_lse
+
+
+def _watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a graph is recorded, by autograd, a compiler, a tracer, a transform or a mode, or autocast or a subclass is at work."""
+    return (
+        torch.compiler.is_compiling()
+        or not (type(q) is type(k) is type(v) is Tensor and q.is_cpu)
+        or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )

@@ -8,6 +8,8 @@ from torch import Tensor
 
 def cast_for_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v in the autocast dtype of their device where autocast is on there; float64 is left alone, as in torch."""
+    if not torch._C._is_any_autocast_enabled():  # at once: this is asked on every call
+        return q, k, v
     device_type = q.device.type
     if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return q, k, v

@@ -5,7 +5,6 @@ Ops of their own, since a list of tensors in a schema doubles what a call costs 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ def _options(q: Tensor, score_mod: str | None, mask_mod: str | None, aux: list[T
     """
     score = None if score_mod is None else find("score_mod", score_mod, ScoreMod)
     mask = None if mask_mod is None else find("mask_mod", mask_mod, MaskMod)
-    return replace(attention.options_of(q, *options), modifiers=Modifiers(score, mask, tuple(aux)))
+    return attention.options_of(q, *options)._replace(modifiers=Modifiers(score, mask, tuple(aux)))
 
 
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:

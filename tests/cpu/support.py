@@ -27,8 +27,6 @@ def attention_by(path, *, deterministic=False):
             if path == "flash":
                 assert torch_flash.fits_forward(q, k, v, options)
             out, lse = run(q, k, v, options)
-            assert out.is_contiguous()
-            assert lse.is_contiguous()
             ctx.options = options
             ctx.save_for_backward(q, k, v, out, lse)
             return out, lse

@@ -8,6 +8,8 @@ import weakref
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa4
 import fa4.ops  # registers the ops
@@ -305,13 +307,53 @@ def test_forward_mode_raises_instead_of_giving_no_tangent():
         torch.func.jvp(lambda q: fa4.attention(q, x.k, x.v), (x.q,), (torch.ones_like(x.q),))
 
 
+@pytest.mark.parametrize("needs_grad", [True, False], ids=["with gradients", "without"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_results_may_be_modified_in_place(options):
+def test_results_may_be_modified_in_place(options, needs_grad):
     """On every path: what an op returns must not be a view."""
     shape = AttentionShape(2, 33, 33, 4, 4, 16)
     leaves = make_inputs(shape, torch.float32).leaves()
+    if not needs_grad:
+        with torch.no_grad():
+            out, lse = with_lse(*leaves, **options)
+        for result in (out, lse):
+            weight = torch.ones_like(result, requires_grad=True)
+            (kept,) = torch.autograd.grad(result.mul_(weight).sum(), weight)
+            assert kept.shape == result.shape
+        return
     out, lse = with_lse(*leaves, **options)
     (out.sum() + lse.sum()).backward()
     out.zero_()
     lse.zero_()
     assert not any(x._is_view() for x in (out.detach_(), *(leaf.grad for leaf in leaves)))
+
+
+class Calls(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "heads_first"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_short_way_equals_the_op(dtype, layout, monkeypatch):
+    """Without gradients and observers the CPU backend is called past the dispatcher; an observer sees the op."""
+    x = make_inputs(AttentionShape(2, 33, 33, 4, 2, 16), dtype, layout=layout)
+    op = fa4.ops.attention._forward_op
+    through_op = op(x.q, x.k, x.v, None, None, 0, 0.0, False, "cpu", None)
+    with Calls() as calls:
+        fa4.attention(x.q, x.k, x.v, causal=True)
+    assert calls.names[0] == "fa4.attention_forward.default"
+    graph = make_fx(lambda *operands: fa4.attention(*operands, causal=True))(x.q, x.k, x.v)
+    assert "torch.ops.fa4.attention_forward" in graph.code
+    monkeypatch.setattr(fa4.ops.attention, "_forward_op", None)
+    short = with_lse(x.q, x.k, x.v, causal=True)
+    assert_bitwise_equal(short, through_op)
+    assert all(result.is_contiguous() for result in short)
+    assert torch.equal(fa4.attention(x.q, x.k, x.v, causal=True), short[0])
