@@ -49,7 +49,7 @@ def visit(c: Context, work: Work, used: Int32, mO: cute.Tensor, thread: Int32) -
             take_factor(stage, thread)
             barriers.p_ready.arrive(stage)
     else:
-        for stage in cutlass.range(config.q_tiles, unroll=1):
+        for stage in cutlass.range_constexpr(config.q_tiles):
             query = c.query(work, stage * TMEM_LANES + thread)
             if query.exists:
                 clear(mO[work.batch, query.position, query.head, None])
