@@ -11,7 +11,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / sys.argv[1].partition("-")[0])]
+here = Path(__file__).parent
+sys.path[:0] = [str(here), str(here / sys.argv[1].partition("-")[0]), str(here.parents[1] / "examples")]
 
 from conftest import compile_ptx  # noqa: E402
 from golden import write  # noqa: E402

@@ -15,7 +15,7 @@ from cutlass import Boolean, Float32, Int32, const_expr
 from cutlass.cute.runtime import make_fake_tensor
 
 from fa4.kernels.common.fragments import by_row
-from fa4.kernels.common.opaque import thread_index
+from fa4.kernels.common.opaque import opaque, thread_index
 from fa4.kernels.common.score import ScoreScalars
 from fa4.problem import AttentionProblem
 
@@ -26,6 +26,9 @@ _DTYPES = {
     "int32": cutlass.Int32,
     "int64": cutlass.Int64,
 }
+
+TOGETHER = 16
+"""Keys that ``Modifiers.seen`` asks about at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +48,33 @@ class Modifiers:
         return self.score is not None or self.mask is not None
 
     @cute.jit
-    def apply(self, S: cute.Tensor, query: tuple[Int32, Int32, Int32], first_key: Int32, masked: cutlass.Constexpr[bool]) -> None:
-        """Scores of one ``query``, (batch, head, position), for neighbouring keys.
+    def key(self, index: Int32, masked: cutlass.Constexpr[bool]) -> Int32:
+        """What the functions are told: keys beyond the sequence, which only a ``masked`` tile has, take the index of the last one.
 
-        Keys beyond the sequence, which only a ``masked`` tile has, take the index of the last one: their scores do not matter, but the
-        functions read tensors with it.
+        Their scores do not matter, but the functions read tensors with it.
         """
+        return min(index, self.seqlens[1] - 1) if const_expr(masked) else index
+
+    @cute.jit
+    def change(self, S: cute.Tensor, query: tuple[Int32, Int32, Int32], first_key: Int32, masked: cutlass.Constexpr[bool]) -> None:
+        """Let ``score`` change the scores of one ``query``, (batch, head, position), for neighbouring keys."""
         for i in cutlass.range_constexpr(cute.size(S)):
-            key = first_key + i
-            if const_expr(masked):
-                key = min(key, self.seqlens[1] - 1)
-            S[i] = self.changed(S[i], query, key)
+            S[i] = self.changed(S[i], query, self.key(first_key + i, masked))
+
+    @cute.jit
+    def seen(self, query: tuple[Int32, Int32, Int32], first_key: Int32, masked: cutlass.Constexpr[bool]) -> Int32:
+        """What ``mask`` says of 32 neighbouring keys, a bit for each.
+
+        It needs no scores, so that it is asked before they take registers; in a loop, whose trips each have their own addresses.
+        """
+        word = Int32(0)
+        for trip in cutlass.range(32 // TOGETHER, unroll=1):  # the last keys first
+            begin, bits = first_key + (32 - TOGETHER) - trip * TOGETHER, Int32(0)
+            for i in cutlass.range_constexpr(TOGETHER):
+                visible = Boolean(self.mask(*query, self.key(begin + i, masked), *self.mask_aux))
+                bits = bits | (Int32(1 << i) if visible else Int32(0))
+            word = word << TOGETHER | bits
+        return opaque(word)
 
     @cute.jit
     def apply_tile(
@@ -78,21 +97,17 @@ class Modifiers:
         for r in cutlass.range_constexpr(cute.size(S, mode=[0])):
             row = min(first[0] + thread_row + steps[r, 0][0], self.seqlens[0] - 1)
             for c in cutlass.range_constexpr(cute.size(S, mode=[1])):
-                key = first[1] + thread_column + steps[0, c][1]
-                if const_expr(masked):
-                    key = min(key, self.seqlens[1] - 1)
+                key = self.key(first[1] + thread_column + steps[0, c][1], masked)
                 S[r, c] = self.changed(S[r, c], (*at, row), key)
+                if const_expr(self.mask is not None):
+                    S[r, c] = S[r, c] if Boolean(self.mask(*at, row, key, *self.mask_aux)) else -Float32.inf
 
     @cute.jit
     def changed(self, value: Float32, query: tuple[Int32, Int32, Int32], key: Int32) -> Float32:
-        """One score."""
-        score = value
+        """What ``score`` makes of one score."""
         if const_expr(self.score is not None):
-            score = Float32(self.score(value * self.factor, *query, key, *self.score_aux))
-        if const_expr(self.mask is not None):
-            seen = Boolean(self.mask(*query, key, *self.mask_aux))
-            score = score if seen else -Float32.inf
-        return score
+            return Float32(self.score(value * self.factor, *query, key, *self.score_aux))
+        return value
 
 
 def modifiers(problem: AttentionProblem, scalars: ScoreScalars, seqlens: tuple[Int32, Int32]) -> Modifiers:

@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
+from cutlass._mlir.dialects import cute as cute_ir
+from cutlass._mlir.dialects import cute_nvgpu as cute_nvgpu_ir
 from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.cutlass_dsl import dsl_user_op
 
 from fa4.config import ELEMENT_BYTES, swizzle_columns
 from fa4.kernels.common.barrier import LEADER
+
+MAP_ALIGN = 64
+"""Bytes that a tensor map is aligned to (CUDA driver API, ``CUtensorMap``)."""
 
 Rows = int | tuple[int, int]
 """Rows of a tile, or where heads are packed (heads, positions)."""
@@ -67,14 +73,34 @@ def by_group(x: cute.Tensor, group: Int32) -> cute.Tensor:
     return cute.make_tensor(x.iterator, cute.make_layout(((group, sequence), columns, heads // group, batch), stride=stride))
 
 
+@dsl_user_op
+def kept_map(atom: cute.CopyAtom, *, loc: Any = None, ip: Any = None) -> cute.Pointer:
+    """Generic address of a load's tensor map, worked out here and kept; for a whole warp.
+
+    The compiler adds it up again at every copy, in three instructions: it cannot with what comes out of a shuffle.
+    """
+    generic = cute_ir.PtrType.get(cute_nvgpu_ir.TmaDescriptorTiledType.get(), cute.AddressSpace.generic, MAP_ALIGN)
+    load = cute_nvgpu_ir.atom_make_exec_tma(atom._trait.value, loc=loc, ip=ip)
+    address = cute_nvgpu_ir.get_tma_desc_addr(generic, load, loc=loc, ip=ip)
+    word = Int64(address.toint(loc=loc, ip=ip))
+    low, high = (cute.arch.make_warp_uniform(Int32(half)) for half in (word, word >> 32))
+    kept = Int64(high) << 32 | Int64(low) & 0xFFFFFFFF
+    aligned = cute_ir.assume(cute_ir.ConstrainedIntType.get(MAP_ALIGN, 64), kept.ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
+    return cute_ir.inttoptr(generic, aligned, loc=loc, ip=ip)
+
+
 @dataclass(frozen=True)
 class Source:
-    """A tensor in global memory, (sequence, head dim, head, batch), and the tiles of ``shape`` in shared memory that it fills."""
+    """A tensor in global memory, (sequence, head dim, head, batch), and the tiles of ``shape`` in shared memory that it fills.
+
+    ``map`` is the address of its tensor map where the copies of a loop share one, see ``kept_map``.
+    """
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
     tiles: cute.Tensor
     shape: tuple[Rows, int]
+    map: cute.Pointer | None = None
 
     @cute.jit
     def start(self, c: Any, tile: tuple[Any, Int32], at: tuple[Int32, Int32], slot: Int32, full: cute.Pointer) -> None:
@@ -90,4 +116,4 @@ class Source:
         if c.rank == LEADER:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(full, c.config.cluster * cute.size(self.shape) * ELEMENT_BYTES)
-        cute.copy(self.atom, source[None, tile[0], tile[1]], to[None, slot], tma_bar_ptr=full)
+        cute.copy(self.atom, source[None, tile[0], tile[1]], to[None, slot], tma_bar_ptr=full, tma_desc_ptr=self.map)

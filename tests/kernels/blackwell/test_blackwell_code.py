@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import attention_modifiers as examples
 import pytest
 from golden import assert_recorded
 from ptx_loops import loops
@@ -172,6 +173,25 @@ class TestCompiled:
         name = compile_ptx(task, arch, config).name
         assert name == BlackwellForward(task, config).name + "_0"
         assert "cutlass" not in name
+
+
+@pytest.mark.parametrize(
+    ("task", "score", "mask"),
+    [
+        (problem(64, dtype="float16"), None, examples.same_document),
+        pytest.param(problem(64, "causal"), examples.alibi, examples.same_document, marks=pytest.mark.slow),
+        pytest.param(problem(64, "causal", "float16"), examples.alibi, None, marks=pytest.mark.slow),
+        pytest.param(problem(128, "causal"), examples.alibi, None, marks=pytest.mark.slow),
+        pytest.param(problem(128), None, examples.same_document, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_functions_on_scores_spill_nothing(compile_ptx, task, score, mask):
+    """A mask is asked before scores take registers: with both at once document masks spilled 30 of them."""
+    functions = {"score_mod": score and score.for_kernels(), "mask_mod": mask and mask.for_kernels()}
+    compiled = compile_ptx(*case(replace(task, **functions)))
+    assert compiled.resources[1:4] == [0, 0, 0]
+    assert ".local" not in compiled.ptx
 
 
 def test_kernels_that_do_not_fit_are_refused():

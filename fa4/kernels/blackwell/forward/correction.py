@@ -78,10 +78,10 @@ def visit(c: Context, work: Work, used: Int32, mO: cute.Tensor, thread: Int32) -
 
 @cute.jit
 def clear(row: cute.Tensor) -> None:
-    """Zeros to a row of Dv."""
+    """Zeros to a row of Dv; in a loop, since it is rare."""
     zeros = cute.make_rmem_tensor(8, row.element_type)
     zeros.fill(0.0)
-    for i in cutlass.range_constexpr(row.shape[0] // 8):
+    for i in cutlass.range(cute.size(row) // 8, unroll=1):
         cute.autovec_copy(zeros, cute.local_tile(row, (8,), (i,)))
 
 
@@ -104,7 +104,6 @@ def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Floa
     address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
     row = thread_index() % TMEM_LANES  # read again: addresses that follow from it are worked out here, not kept in registers
     inverse = cute.arch.rcp_approx(total)
-    keep = Int32(0) if total == 0.0 else Int32(-1)  # a NaN that a row sees stays one
     for at, size in chunks_of(padded_head_dim(c.head_dims[1]), FINISHED):
         O = cute.make_rmem_tensor(size, Float32)
         load_columns(address + at, O, thread)
@@ -112,12 +111,11 @@ def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Floa
         for i in cutlass.range_constexpr(0, size, 2):
             left, right = cute.arch.mul_packed_f32x2((O[i], O[i + 1]), (inverse, inverse))
             rO[i], rO[i + 1] = left.to(c.dtype), right.to(c.dtype)
-        words = cute.make_tensor(cute.recast_ptr(rO.iterator, dtype=Int32), cute.make_layout(size // 2))
-        for i in cutlass.range_constexpr(size // 2):
-            words[i] = words[i] & keep
         for i in cutlass.range_constexpr(size // 8):
             source = cute.make_tensor(rO.iterator + i * 8, cute.make_layout(8))
             cute.autovec_copy(source, cute.local_tile(c.shared.sO[row, None, stage], (8,), (at // 8 + i,)))
+    if total == 0.0:  # a NaN that a row sees stays one
+        clear(c.shared.sO[row, None, stage])
 
 
 def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:

@@ -25,7 +25,7 @@ from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kern
 from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.kernels.common.tensor_memory import set_up, tear_down
-from fa4.kernels.common.tma import Source, Tma, by_group, by_head, tile_layout
+from fa4.kernels.common.tma import Source, Tma, by_group, by_head, kept_map, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
@@ -136,10 +136,10 @@ class BlackwellForward:
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
-            if const_expr(tiles.limits.left is None):
+            if const_expr(tiles.limits.left is None and user.score is None):
                 if warp < 4 * config.q_tiles:
                     softmax.run(c, mLSE, warp // 4, thread)
-            else:  # a copy for each query tile: with both bounds its number would be one register too many
+            else:  # a copy for each query tile: with both bounds, or scores that change, its number would be one register too many
                 for stage in cutlass.range_constexpr(config.q_tiles):
                     if warp // 4 == stage:
                         softmax.run(c, mLSE, Int32(stage), thread)
@@ -154,7 +154,7 @@ class BlackwellForward:
             elif warp == LOAD:
                 shapes = tile_shapes(config, self.head_dims)
                 sources = (
-                    Source(x.atom, x.tensor, to, shape)
+                    Source(x.atom, x.tensor, to, shape, kept_map(x.atom))
                     for x, to, shape in ((Q, shared.sQ, shapes.Q), (K, shared.sK, shapes.K), (V, shared.sV, shapes.V))
                 )
                 load.run(c, *sources)

@@ -82,6 +82,13 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
     """One key tile."""
     address = c.tmem + stage * c.config.tile_n  # blackwell_columns(...).S
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
+    changes, first_key = c.modifiers.score is not None, tile * c.config.tile_n
+    query = c.query(work, stage * TMEM_LANES + thread)
+    # Functions are not asked about rows that stand for no query.
+    asked = work.batch, query.head if query.exists else 0, query.position if query.exists else 0
+    seen = []
+    if const_expr(c.modifiers.mask is not None):
+        seen = [c.modifiers.seen(asked, first_key + begin, masked) for begin in range(0, c.config.tile_n, CHUNK)]
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
     if const_expr(c.scalars.gain is not None or c.modifiers.present or masked):
@@ -90,13 +97,12 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
             if const_expr(c.scalars.gain is not None):
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
-            query, first_key = c.query(work, stage * TMEM_LANES + thread), tile * c.config.tile_n + chunk * CHUNK
-            if const_expr(c.modifiers.present):
-                # Functions are not asked about rows that stand for no query.
-                row_of, head = (query.position if query.exists else 0), (query.head if query.exists else 0)
-                c.modifiers.apply(part, (work.batch, head, row_of), first_key, masked)
+            if const_expr(changes):
+                c.modifiers.change(part, asked, first_key + chunk * CHUNK, masked)
+            if const_expr(c.modifiers.mask is not None):
+                hide(seen[chunk], part)
             if const_expr(masked):
-                hide(work.band, query.position, first_key, part)
+                hide(in_band(work.band, query.position, first_key + chunk * CHUNK), part)
     largest = S.load().reduce(cute.ReductionOp.MAX, -Float32.inf, 0) * c.scalars.scale_log2
     new = cute.arch.fmax(row.reference, largest)
     grew = cute.arch.vote_any_sync(Boolean(new - row.reference > c.config.rescale_threshold))
@@ -146,13 +152,19 @@ def exponentials(c: Context, S: cute.Tensor, chunk: cutlass.Constexpr[int], refe
 
 
 @cute.jit
-def hide(band: Band, row: Int32, first_key: Int32, S: cute.Tensor) -> None:
-    """Set the scores of keys that ``row`` does not see to -inf; S begins with ``first_key`` and has 32.
+def hide(seen: Int32, S: cute.Tensor) -> None:
+    """Set the scores of 32 keys to -inf but those that ``seen`` has a bit for.
 
-    A word has a bit for each key, so that ptxas makes seven predicates of it at a time (R2P) instead of comparing for each.
+    From a word ptxas makes seven predicates at a time (R2P) instead of comparing for each key.
     """
-    visible = ~ones_from(band.end_key(row) - first_key)
-    if const_expr(band.left_limit is not None):
-        visible = visible & ones_from(band.first_key(row) - first_key)
     for i in cutlass.range_constexpr(cute.size(S)):
-        S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
+        S[i] = S[i] if seen & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf
+
+
+@cute.jit
+def in_band(band: Band, row: Int32, first_key: Int32) -> Int32:
+    """Which of the 32 keys from ``first_key`` on ``row`` sees, a bit for each."""
+    seen = ~ones_from(band.end_key(row) - first_key)
+    if const_expr(band.left_limit is not None):
+        seen = seen & ones_from(band.first_key(row) - first_key)
+    return seen
