@@ -25,6 +25,7 @@ _CHOICES = {
     "vgpu_schedule": ("round_robin", "random", "priority"),
     "vgpu_delay": ("late", "early"),
     "vgpu_checks": ("basic", "hazards", "isa"),
+    "vgpu_execution": ("grouped", "plain"),
 }
 _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 
@@ -37,7 +38,7 @@ class Settings:
     ``cache``: keep compiled kernels on disk. ``cache_dir``: the folder for them, None for the user's cache folder. ``cache_size``: its
     bound in MiB. ``vgpu_seed``: of every random choice of the virtual GPU; ``vgpu_schedule``: the order in which it runs warps, see
     ``fa4.vgpu.scheduler``; ``vgpu_delay``: when its asynchronous copies read their source, ``vgpu_checks``: how strict it
-    is, ``vgpu_processes``: how many processes share a grid, see ``fa4.vgpu.Gpu``.
+    is, ``vgpu_processes``: how many processes share a grid, ``vgpu_execution``: instructions alone or in groups, see ``fa4.vgpu.Gpu``.
     """
 
     cpu_path: str = "auto"
@@ -49,6 +50,7 @@ class Settings:
     vgpu_delay: Literal["late", "early"] = "late"
     vgpu_checks: Literal["basic", "hazards", "isa"] = "hazards"
     vgpu_processes: int = 1
+    vgpu_execution: Literal["grouped", "plain"] = "grouped"
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

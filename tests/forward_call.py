@@ -43,11 +43,11 @@ def scalars(options: Options, head_dim: int) -> tuple[float | int | None, ...]:
     return scale, options.softcap or None, left, right or None  # a right bound of 0 is compiled in
 
 
-def attention(gpu: Gpu, q, k, v, options: Options = PLAIN, config=None, artifact: Artifact | None = None):
-    """(out, lse) of CPU tensors in the layout (B, S, H, D); ``artifact`` is what ``compiled`` gives, or a changed form of it."""
+def attention(gpu: Gpu, q, k, v, options: Options = PLAIN, config=None, artifact: Artifact | None = None, outputs=None):
+    """(out, lse) of CPU tensors in the layout (B, S, H, D), in ``outputs`` where given; ``artifact`` is from ``compiled``, or changed."""
     batch, seqlen_q, heads_q, head_dim = q.shape
-    out = q.new_empty((batch, seqlen_q, heads_q, v.shape[3]))
-    lse = q.new_empty((batch, heads_q, seqlen_q), dtype=torch.float32)
+    sizes = (batch, seqlen_q, heads_q, v.shape[3]), (batch, heads_q, seqlen_q)
+    out, lse = outputs or (q.new_empty(sizes[0]), q.new_empty(sizes[1], dtype=torch.float32))
     artifact = artifact or compiled(q, v, options, config, gpu.arch)
     virtual.run(gpu, artifact, (q, k, v), (out, lse), scalars(options, head_dim))
     return out, lse

@@ -183,7 +183,7 @@ class TestBackward:
 
     def test_the_deterministic_mode_does_not(self):
         inputs = cancelling()
-        assert check(lambda: gradients(inputs, True), (), seeds=range(5))
+        assert check(lambda: gradients(inputs, True), (), seeds=range(4))
 
     @pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
     def test_the_order_is_enforced_and_a_missing_acquire_is_noticed(self, monkeypatch, head_dim):
@@ -200,7 +200,7 @@ class TestBackward:
         assert faulty.unordered.before != faulty.unordered.after
 
     def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(self):
-        inputs = cancelling(batch=2, heads_q=2, heads_kv=1)
+        inputs = cancelling(batch=2, heads_q=2, heads_kv=2)
         together = gradients(inputs, True)
         for b in range(2):
             one = slice(b, b + 1)

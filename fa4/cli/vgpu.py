@@ -6,7 +6,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,16 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--causal", action="store_true", help="causal attention")
     parser.add_argument("--ctas", type=int, help="launch a persistent kernel with so many CTAs, each of which then has more pieces of work")
     parser.add_argument("--peer", choices=["flash-attn-4"], help="kernels of another project, which must be installed")
-    parser.add_argument("--direction", choices=["forward", "backward"], default="forward", help="of the peer (default: %(default)s)")
+    parser.add_argument("--direction", choices=["forward", "backward"], default="forward", help="default: %(default)s")
+    parser.add_argument("--deterministic", action="store_true", help="a backward that adds in a fixed order")
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        type=_setting,
+        default=[],
+        metavar="NAME=VALUE",
+        help="change what is tuned, for example cta_pair=true stages=4",
+    )
     parser.add_argument("--pairs", action="store_true", help="let the peer's forward use CTA pairs, as its backward does")
 
 
@@ -70,6 +79,16 @@ def _lengths(text: str) -> tuple[int, int]:
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not SQ,SK; for example 150,200")
     return int(parts[0]), int(parts[1])
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE; for example cta_pair=true")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _dims(text: str) -> tuple[int, int]:
@@ -160,34 +179,56 @@ def _capture(arguments: argparse.Namespace) -> Capture:
 
 
 def _own(arguments: argparse.Namespace) -> Capture:
-    """The launch of this project's forward kernel, with scores so large that references move and O is rescaled."""
+    """The launch of this project's main kernel, in the forward with scores so large that references move and O is rescaled."""
     import torch
 
     from fa4 import tuning
     from fa4.arch import get_arch
     from fa4.compiler import get
     from fa4.problem import AttentionOptions, AttentionProblem, normalise_window
-    from fa4.runtime import forward, virtual
-    from fa4.testing import AttentionShape, make_inputs
+    from fa4.runtime import backward, forward, virtual
+    from fa4.testing import AttentionShape, make_inputs, torch_attention
     from fa4.vgpu import Gpu
 
-    if arguments.direction == "backward":
-        raise ArgumentError("direction", "backward", "of this project the forward alone is captured here", "use --peer flash-attn-4")
     (seqlen_q, seqlen_k), heads, dims = arguments.lengths, arguments.heads, arguments.head_dim
     inputs = make_inputs(AttentionShape(1, seqlen_q, seqlen_k, heads, heads, *dims), torch.bfloat16)
     gpu = Gpu(arguments.arch)
-    gpu.captures = []
-    options = AttentionOptions(1.0, *normalise_window((None, None), arguments.causal))
-    bounds = None, 0 if arguments.causal else None
-    problem = AttentionProblem.of("forward", torch.bfloat16, dims, bounds, 0.0, deterministic=False)
-    config = tuning.config(problem, get_arch(arguments.arch))
+    captures: list[Capture] = []
+    bounds = normalise_window((None, None), arguments.causal)
+    problem = AttentionProblem.of(arguments.direction, torch.bfloat16, dims, bounds, 0.0, arguments.deterministic)
+    config = _changed(tuning.config(problem, get_arch(arguments.arch)), dict(arguments.config))
 
-    def with_lines(_: Any, *arguments: Any) -> None:
-        virtual.run(gpu, get(problem, config, gpu.arch, line_info=True), *arguments)
+    def with_lines(artifact: Any, *operands: Any, **updated: Any) -> None:
+        main = artifact.problem["direction"] == arguments.direction
+        gpu.captures = captures if main else None
+        virtual.run(gpu, get(problem, config, gpu.arch, line_info=True) if main else artifact, *operands, **updated)
 
-    forward.attention_forward(inputs.q, inputs.k, inputs.v, options, gpu.arch, with_lines)
-    (capture,) = gpu.captures
+    if arguments.direction == "forward":
+        forward.attention_forward(inputs.q, inputs.k, inputs.v, AttentionOptions(1.0, *bounds), gpu.arch, with_lines)
+    else:
+        options = AttentionOptions(dims[0] ** -0.5, *bounds, deterministic=arguments.deterministic)
+        out, lse = torch_attention(inputs.q, inputs.k, inputs.v, causal=arguments.causal)
+        saved = backward.Saved(inputs.q, inputs.k, inputs.v, out, lse, inputs.dout, None)
+        backward.attention_backward(saved, options, gpu.arch, with_lines)
+    (capture,) = captures
     return capture
+
+
+def _changed(config: Any, settings: dict[str, Any]) -> Any:
+    """A configuration with other values; ``exp2`` is how many of 16 pairs of exponentials are emulated.
+
+    Raises:
+        ArgumentError: it has no such setting, or refuses the value.
+    """
+    from fa4.config import Exp2Policy
+
+    names = [field.name for field in fields(config)]
+    for name, value in settings.items():
+        if name not in names:
+            raise ArgumentError("config", name, f"a {type(config).__name__} has no such setting", f"choose from {', '.join(names)}")
+        if name == "exp2":
+            settings[name] = Exp2Policy(value)
+    return replace(config, **settings)
 
 
 def _of_peer(arguments: argparse.Namespace) -> Capture:
@@ -196,6 +237,7 @@ def _of_peer(arguments: argparse.Namespace) -> Capture:
 
     backward = arguments.direction == "backward"
     mask, heads = "causal" if arguments.causal else "full", (arguments.heads, arguments.heads)
-    case = Witness(arguments.head_dim, mask, heads, (arguments.lengths,), backward, pairs=arguments.pairs or backward)
+    pairs, fixed = arguments.pairs or backward, arguments.deterministic
+    case = Witness(arguments.head_dim, mask, heads, (arguments.lengths,), backward, deterministic=fixed, pairs=pairs)
     name = f"FlashAttention{arguments.direction.capitalize()}Sm"
     return next(capture for capture in captured(arguments.arch, case) if name in capture.kernel)

@@ -134,7 +134,8 @@ def attach(
         line_info: compile with a line table, so that errors and reports name source lines. Tracing takes about twice as long.
         sms: how many SMs functions are told that there are; None: as many as the architecture has. Kernels that are compiled for a number
             of blocks, such as persistent ones, use it.
-        options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``.
+        options: the other arguments of ``fa4.vgpu.Gpu``: ``resident``, ``approximate``, ``unwritten``, ``execution``, which is the setting
+            ``vgpu_execution`` unless given.
 
     Raises:
         LaunchError: an argument that ``Gpu`` refuses, a block inside another, a function compiled for an architecture that this one
@@ -150,7 +151,7 @@ def attach(
         checks=checks or settings.vgpu_checks,
         sms=sms,
         processes=settings.vgpu_processes if processes is None else processes,
-        **options,
+        **{"execution": settings.vgpu_execution, **options},
     )
     with dsl.hooked(gpu, line_info):
         yield gpu

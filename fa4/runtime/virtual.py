@@ -33,10 +33,10 @@ _sums: ContextVar[list[Sums] | None] = ContextVar("fa4_sums", default=None)
 
 
 def gpu_from_settings(arch: str) -> Gpu:
-    """A virtual GPU with the seed, the schedule, the delay, the checks and the number of processes that the settings say."""
+    """A virtual GPU as the settings say."""
     settings = _settings.current()
     how: dict[str, Any] = {"schedule": settings.vgpu_schedule, "delay": settings.vgpu_delay, "checks": settings.vgpu_checks}
-    gpu = Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, **how)
+    gpu = Gpu(arch, seed=settings.vgpu_seed, processes=settings.vgpu_processes, execution=settings.vgpu_execution, **how)
     gpu.sums = _sums.get()
     return gpu
 

@@ -156,7 +156,7 @@ def run_witnesses(
 ) -> Iterator[Answer]:
     """Run the peer in a process of its own, each case under every seed of the schedule in turn; ``checks`` None: those of the settings.
 
-    The setting ``vgpu_processes`` holds in that process too.
+    The settings ``vgpu_processes`` and ``vgpu_execution`` hold in that process too.
 
     Raises:
         BackendError: flash-attn-4 is not installed.
@@ -187,7 +187,12 @@ def _run(cases: Sequence[Witness], arguments: Sequence[str], expected: int) -> I
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "FA4_VGPU_PROCESSES": str(_settings.current().vgpu_processes)},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "FA4_VGPU_PROCESSES": str(_settings.current().vgpu_processes),
+            "FA4_VGPU_EXECUTION": _settings.current().vgpu_execution,
+        },
     )
     assert process.stdin is not None
     assert process.stdout is not None

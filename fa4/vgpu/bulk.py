@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -28,10 +28,18 @@ STORES = "bulk store"
 """Name of the engines of copies out of shared memory, with the number of the thread."""
 
 
-def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch: Callable[[], Array], issuer: Issuer) -> None:
+def start_load(
+    cta: Cta,
+    where: tuple[int, int],
+    signal: tuple[Cta, int],
+    fetch: Callable[[], Array],
+    issuer: Issuer,
+    source: tuple[int, int] | None = None,
+) -> None:
     """Begin a copy into shared memory: ``where`` is (offset, bytes) in ``cta``, ``signal`` the place of the mbarrier to be told.
 
-    From now to its completion nobody may touch the destination; ``fetch`` is called at the completion.
+    From now to its completion nobody may touch the destination; ``fetch`` is called at the completion, and reads ``source``,
+    (offset, bytes) in the shared memory of the issuer's CTA, unless it reads global memory.
 
     Raises:
         FaultError: the destination leaves shared memory or another copy to it is on its way, or there is no mbarrier.
@@ -49,6 +57,8 @@ def start_load(cta: Cta, where: tuple[int, int], signal: tuple[Cta, int], fetch:
         cta.shared.finish(offset, fetch())
         clock = None
         if hazards is not None and ticket is not None:
+            if source is not None:
+                hazards.bytes_sent(ticket, issuer.cta, source)
             clock = hazards.bytes_moved(ticket, cta, where, write=True)
             hazards.told(mbarrier, ticket.agent, clock)
         signal[0].mbarriers.at(signal[1]).complete_bytes(size, issuer, clock)
@@ -115,12 +125,19 @@ class Store:
         cta.launch.sums.note(cta.index, *self.addition, data, order)
 
 
+class _Group(NamedTuple):
+    """Stores that are waited for together, and the instruction that committed them."""
+
+    stores: list[Store]
+    site: int
+
+
 @dataclass
 class _Thread:
     """Stores of one thread: those not committed yet, and its groups, oldest first."""
 
     open: list[Store] = field(default_factory=list)
-    groups: list[list[Store]] = field(default_factory=list)
+    groups: list[_Group] = field(default_factory=list)
 
 
 class BulkGroups:
@@ -144,10 +161,10 @@ class BulkGroups:
         engine.push(store.read, store.issuer)
         engine.push(store.write, store.issuer)
 
-    def commit(self, number: int) -> None:
+    def commit(self, number: int, site: int = 0) -> None:
         """Close the group of a thread."""
         thread = self.threads.setdefault(number, _Thread())
-        thread.groups.append(thread.open)
+        thread.groups.append(_Group(thread.open, site))
         thread.open = []
 
     def wait(self, number: int, keep: int, read: bool, site: int = 0) -> None:
@@ -157,7 +174,7 @@ class BulkGroups:
             return
         done = thread.groups[: len(thread.groups) - keep] if keep else thread.groups
         for group in done:
-            for store in group:
+            for store in group.stores:
                 if read:
                     store.read()
                 else:
@@ -165,8 +182,10 @@ class BulkGroups:
                 clock = store.clock if read or store.added is None else store.added
                 if clock is not None and self.cta.hazards is not None:
                     self.cta.hazards.follow(self.cta.hazards.warp(self.cta, number // 32), clock, site)
+        if self.cta.hazards is not None:  # a group that was waited for together with the next one could as well be a part of that
+            self.cta.hazards.sites.effective.update(group.site for group in thread.groups[max(0, len(done) - 1) :])
         # A group that has only been read stays, so that a later wait can complete it.
-        thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g)] + thread.groups[len(done) :]
+        thread.groups = [g for g in thread.groups[: len(done)] if not all(s.complete for s in g.stores)] + thread.groups[len(done) :]
 
 
 def check_end(cta: Cta) -> None:
@@ -184,7 +203,7 @@ def check_end(cta: Cta) -> None:
             raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
     for thread in cta.unit(BulkGroups).threads.values():
         uncommitted = thread.open if cta.hazards is not None and cta.hazards.strict else []
-        for store in [*uncommitted, *(store for group in thread.groups for store in group)]:
+        for store in [*uncommitted, *(store for group in thread.groups for store in group.stores)]:
             if store.data is None:
                 raise _at_end(f"{message} read its shared memory", store.issuer)
 

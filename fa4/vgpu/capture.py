@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fa4.vgpu.observe import Observer
     from fa4.vgpu.scheduler import Scheduler
     from fa4.vgpu.state import Dim3
+    from fa4.vgpu.sums import Sums
 
 Array = npt.NDArray[Any]
 
@@ -47,11 +48,16 @@ class Capture:
     unwritten: str
 
     def replay(
-        self, program: Program, observer: Observer | None = None, scheduler: Scheduler | None = None, **options: Any
+        self,
+        program: Program,
+        observer: Observer | None = None,
+        scheduler: Scheduler | None = None,
+        sums: list[Sums] | None = None,
+        **options: Any,
     ) -> dict[str, Array]:
         """Launch ``program`` (of ``ptx``, or of a changed form) on a new ``Gpu`` with these options; the writable buffers after that.
 
-        ``scheduler`` decides instead of the option ``schedule``.
+        ``scheduler`` decides instead of the option ``schedule``; to ``sums`` the record of additions is added, see ``fa4.vgpu.sums``.
 
         Raises:
             VgpuError: what is wrong with the kernel.
@@ -59,7 +65,7 @@ class Capture:
         from fa4.vgpu.machine import Gpu
 
         gpu = Gpu(self.arch, **{"unwritten": self.unwritten, **options})
-        gpu.observer, gpu.scheduler = observer, scheduler
+        gpu.observer, gpu.scheduler, gpu.sums = observer, scheduler, sums
         results = {}
         for image in self.buffers:
             flat = gpu.register_buffer(image.address, np.frombuffer(bytearray(image.data), np.uint8), image.name, image.writable)

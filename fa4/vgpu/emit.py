@@ -21,7 +21,7 @@ from fa4.vgpu.errors import UnsupportedInstructionError
 from fa4.vgpu.hazards import SITE_NAMES, Sites
 from fa4.vgpu.lexer import integer
 from fa4.vgpu.observe import looks, observed, tell, values_of
-from fa4.vgpu.program import Address, Block, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
+from fa4.vgpu.program import Address, Immediate, Inverse, Kernel, Op, Operand, Register, Sink, Special, Symbol, Tuple
 from fa4.vgpu.tensor_order import register_bit
 from fa4.vgpu.warpgroup import Multiplications
 
@@ -70,6 +70,7 @@ _UFUNCS = [
 ]
 _NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
 _VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "x2", "lo", "hi", "p", "D", "S")
+_BANKS = ("R32", "LO", "HI", "P")  # the rows of some of them as one array
 
 
 def view_name(type_: str) -> str:
@@ -402,56 +403,11 @@ class Emitter:
     def finish(self, name: str) -> Compiled:
         """Compile what was written."""
         text = "\n".join(self.lines)
-        prologue = [f"    {view} = g.{view}" for view in _VIEWS if re.search(rf"\b{view}\[", text)]
+        prologue = [f"    {view} = g.{view}" for view in (*_VIEWS, *_BANKS) if re.search(rf"\b{view}\[", text)]
         source = "\n".join(["def run(g, m):", *prologue, text or "    pass"])
         exec(compile(source, f"<vgpu {name}>", "exec"), self.namespace)
         positions = [-1] * (1 + len(prologue)) + self.positions
         return Compiled(self.namespace["run"], source, positions, self.bytes_per_warp)
-
-
-def compile_block(
-    kernel: Kernel, watch: Watch, place: tuple[int, bool], shared: tuple[int, bool], sites: Sites | None = None, observed: bool = False
-) -> Compiled:
-    """Generate the function of one block.
-
-    ``place`` is (number of the block, whether all lanes of the gangs are active); ``shared`` says where shared memory begins, and whether
-    its addresses have the rank of their CTA; with ``sites`` the code says which instruction accesses memory, with ``observed`` it tells
-    the observer.
-
-    Raises:
-        EmitError: an instruction that is not modelled.
-    """
-    index, full = place
-    emitter = Emitter(kernel, watch, None if full else "m", *shared, sites, observed)
-    try:
-        _emit_block(emitter, kernel.blocks[index])
-    except UnsupportedInstructionError as error:
-        raise EmitError(emitter.position, error.message) from error
-    return emitter.finish(f"{kernel.name} block {index}")
-
-
-def _emit_block(emitter: Emitter, block: Block) -> None:
-    watch, index = emitter.watch, block.index
-    for positions in isa.group(block.ops):
-        watched = bool(watch.results) or any(
-            (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions
-        )
-        if len(positions) == 1 or watched:
-            for p in positions:
-                emitter.op(block.ops[p], p, index)
-        else:
-            emitter.position = positions[0]
-            emitter.mask = emitter.base_mask
-            isa.emit_group(emitter, [block.ops[p] for p in positions])
-    emitter.mask = emitter.base_mask
-    emitter.tell_touched()
-    if block.end is not None:
-        emitter.position = len(block.ops)
-        emitter.begin(block.end)
-        emitter.check(block.end, (index, len(block.ops)))
-        emitter.site(block.end)
-        emitter.observe(block.end, len(block.ops), index)
-        isa.emit_end(emitter, block.end)
 
 
 def _rows(e: Emitter, registers: set[Register] | frozenset[Register]) -> str:

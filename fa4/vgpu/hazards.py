@@ -24,7 +24,7 @@ from fa4.vgpu.clocks import EXECUTION, PROXY, SITES, Clocks, Conflict, Shadow
 from fa4.vgpu.errors import DataRaceError, ProxyFenceError
 from fa4.vgpu.global_hazards import Foreign
 from fa4.vgpu.memory import FaultError
-from fa4.vgpu.tensor_order import TensorOrder
+from fa4.vgpu.tensor_order import PIPE, TensorOrder
 
 if TYPE_CHECKING:
     from fa4.vgpu.cluster import Cluster
@@ -99,8 +99,8 @@ class Hazards:
     def __init__(self, cluster: Cluster) -> None:
         launch = cluster.launch
         self.cluster, self.strict = cluster, launch.checks == "isa"
-        assert launch.code.sites is not None
-        self.sites = launch.code.sites
+        assert launch.code.how.sites is not None
+        self.sites = launch.code.how.sites
         self.shift = self.sites.shift
         ctas, self.warp_count = len(cluster.ctas), -(-launch.threads // 32)
         self.warps = ctas * self.warp_count
@@ -214,7 +214,13 @@ class Hazards:
                 self.touch(cta, one, clocks.base(one) + site)
 
     def touch(self, cta: Cta, agent: int, stamp: int) -> None:
-        """An agent uses the memory of a CTA, which must not end before."""
+        """An agent uses the memory of a CTA, which must not end before.
+
+        Raises:
+            FaultError: it has ended.
+        """
+        if not cta.live:
+            raise FaultError(DataRaceError, f"CTA {cta.id} has ended before {self._use(agent, stamp)}")
         self.touched[cta.rank, agent] = stamp
 
     # Synchronisation by warps
@@ -268,9 +274,21 @@ class Hazards:
         late[own] = False
         if late.any():
             agent = int(late.argmax())
-            other = Conflict(0, agent, int(self.touched[cta.rank, agent]), True)
-            message = f"CTA {cta.id} may end before {self.describe(other).replace('the write', 'an access to its memory')}"
-            raise FaultError(DataRaceError, message)
+            raise FaultError(DataRaceError, f"CTA {cta.id} may end before {self._use(agent, int(self.touched[cta.rank, agent]))}")
+        for mbarrier in cta.mbarriers.objects.values() if self.strict else ():
+            if mbarrier.commit is not None and mbarrier.commit[0] >= mbarrier.seen:
+                raise self._abandoned(mbarrier, mbarrier.commit[1])
+
+    def _abandoned(self, mbarrier: Mbarrier, who: Issuer) -> FaultError:
+        """The error for a commit that nobody waits for in the CTA that it arrives in."""
+        message = f"CTA {mbarrier.cta.id} may end before a commit arrives at {mbarrier}, phase {mbarrier.phase}: nobody there waits for it"
+        fault = FaultError(DataRaceError, message)
+        fault.issuer = who
+        return fault
+
+    def _use(self, agent: int, stamp: int) -> str:
+        """What was done to the memory of a CTA."""
+        return self.describe(Conflict(0, agent, stamp, True)).replace("the write", "an access to its memory", 1)
 
     # mbarriers
 
@@ -296,10 +314,25 @@ class Hazards:
         """An asynchronous operation tells an mbarrier that it is done."""
         self.touch(mbarrier.cta, agent, int(clock[0, agent]))
 
+    def committed(self, mbarrier: Mbarrier, who: Issuer, clock: Array) -> None:
+        """A tcgen05.commit arrives in another CTA, which must not end before its products are complete.
+
+        Nor, with ``checks="isa"``, before it has arrived; at the end of flash-attn-4's backward by pairs that waits for neither dS nor K.
+
+        Raises:
+            FaultError: it has ended.
+        """
+        if mbarrier.cta.live:
+            self.told(mbarrier, self.stream(who.cta, PIPE), clock)
+            mbarrier.commit = mbarrier.phase, who
+        elif self.strict:
+            raise self._abandoned(mbarrier, who)
+
     def waited(self, mbarrier: Mbarrier, cta: Cta, warp: int, site: int) -> None:
         """A warp found a phase complete, and comes behind all that arrived."""
         agent = self.warp(cta, warp)
         self.use_mbarrier(mbarrier, agent, site)
+        mbarrier.seen = mbarrier.phase
         if mbarrier.published is not None:
             self.sites.effective.update(map(self.sites.number, mbarrier.came.values()))
             if mbarrier.made is not None:
@@ -389,6 +422,15 @@ class Hazards:
         if write:
             self.touch(cta, ticket.agent, base + ticket.site)
         return clock
+
+    def bytes_sent(self, ticket: Ticket, cta: Cta, where: tuple[int, int]) -> None:
+        """The operation reads (offset, bytes) of the CTA that issued it, to write them elsewhere; the CTA must not end before.
+
+        Raises:
+            FaultError: it has ended, or a race.
+        """
+        self.touch(cta, ticket.agent, self.clocks.base(ticket.agent) + ticket.site)
+        self.bytes_moved(ticket, cta, where, write=False)
 
     def range_of(self, offset: int, size: int) -> slice:
         """Cells of a stretch of shared memory."""

@@ -23,7 +23,7 @@ def share_rows(kernel: Kernel) -> Kernel:
     A register keeps its row from the first place where it is written or alive to the last, in the order of the text. That holds lane by
     lane, wherever other lanes are. Registers of asynchronous multiplications keep theirs throughout.
     """
-    spans = _spans(kernel)
+    spans, live = _spans(kernel)
     rows: dict[Register, int] = {}
     until: dict[int, Any] = {bits: np.full(max(count, 1), -1, np.int64) for bits, count in kernel.registers.items()}
     for position, op in enumerate(_ops(kernel)):
@@ -36,8 +36,13 @@ def share_rows(kernel: Kernel) -> Kernel:
                     _place([r], spans, until, rows)
     used = {bits: 1 + max((row for r, row in rows.items() if r.bits == bits), default=-1) for bits in kernel.registers}
     blocks = tuple(
-        replace(b, ops=tuple(_renamed(op, rows) for op in b.ops), end=None if b.end is None else _renamed(b.end, rows))
-        for b in kernel.blocks
+        replace(
+            b,
+            ops=tuple(_renamed(op, rows) for op in b.ops),
+            end=None if b.end is None else _renamed(b.end, rows),
+            live=frozenset((r.bits, rows[r]) for r in alive),
+        )
+        for b, alive in zip(kernel.blocks, live, strict=True)
     )
     return replace(kernel, blocks=blocks, registers=used)
 
@@ -79,8 +84,8 @@ def _place(registers: list[Register], spans: dict[Register, tuple[int, int]], un
         taken[first + i] = spans[r][1]
 
 
-def _spans(kernel: Kernel) -> dict[Register, tuple[int, int]]:
-    """First and last position of each register at which it is used or alive."""
+def _spans(kernel: Kernel) -> tuple[dict[Register, tuple[int, int]], list[list[Register]]]:
+    """First and last position of each register at which it is used or alive, and what is alive behind each block."""
     number: dict[Register, int] = {}
     for op in _ops(kernel):
         for r in op.read() + op.written():
@@ -113,7 +118,8 @@ def _spans(kernel: Kernel) -> dict[Register, tuple[int, int]]:
                 reach(_LONG, iter(throughout))
             position += 1
         reach(max(position - 1, 0), _bits(_after(block, alive)))
-    return {r: (first[i], last[i]) for i, r in enumerate(registers)}
+    live = [[registers[i] for i in _bits(_after(block, alive))] for block in kernel.blocks]
+    return {r: (first[i], last[i]) for i, r in enumerate(registers)}, live
 
 
 def _after(block: Block, alive: list[int]) -> int:

@@ -14,6 +14,7 @@ from fa4.vgpu.capture import BufferImage, Capture
 from fa4.vgpu.defined import Watch, watch
 from fa4.vgpu.emit import Compiled
 from fa4.vgpu.errors import LaunchError, Place, VgpuError
+from fa4.vgpu.generate import How
 from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.grid import clusters_of, run_clusters
 from fa4.vgpu.hazards import Sites
@@ -32,6 +33,8 @@ Data = bytes  # the name is a field below
 
 Checks = Literal["basic", "hazards", "isa"]
 CHECKS: tuple[str, ...] = get_args(Checks)
+Execution = Literal["grouped", "plain"]
+EXECUTIONS: tuple[str, ...] = get_args(Execution)
 
 ARCHES = {
     # shared memory that the system keeps at offset 0, and what a CTA may use, in bytes
@@ -51,10 +54,7 @@ class Code:
 
     kernel: Kernel
     watch: Watch
-    shared_base: int
-    clustered: bool
-    sites: Sites | None = None
-    observed: bool = False
+    how: How
     blocks: dict[tuple[int, bool], Compiled] = field(default_factory=dict)
 
 
@@ -105,7 +105,7 @@ class Launch:
     @property
     def clustered(self) -> bool:
         """Whether shared addresses say which CTA of a cluster they lie in."""
-        return self.code.clustered
+        return self.code.how.clustered
 
     @property
     def threads(self) -> int:
@@ -182,6 +182,8 @@ class Gpu:
             rules of the ISA on which GPUs are not known to insist.
         processes: how many processes share the clusters of a grid, see ``fa4.vgpu.processes``: results and reports are those of one. With
             an observer, recorded sums or a scheduler of its own there is only one.
+        execution: "plain", instruction by instruction; or "grouped", faster: instructions of a basic block that do the same to different
+            registers are executed as one. Results, reports and errors are the same, bit by bit.
 
     Attributes:
         observer: told of launches, block entries and synchronisation, see ``fa4.vgpu.observe``; None, as at first, costs nothing.
@@ -202,6 +204,7 @@ class Gpu:
         unwritten: Literal["error", "nan"] = "error",
         checks: Checks = "basic",
         processes: int = 1,
+        execution: Execution = "grouped",
     ) -> None:
         if arch not in ARCHES:
             raise LaunchError(f"arch={arch!r}: must be one of {', '.join(ARCHES)}")
@@ -215,13 +218,15 @@ class Gpu:
             raise LaunchError(f"checks={checks!r}: must be one of {', '.join(CHECKS)}")
         if resident < 1:
             raise LaunchError(f"resident={resident}: at least one CTA must be resident")
+        if execution not in EXECUTIONS:
+            raise LaunchError(f"execution={execution!r}: must be one of {', '.join(EXECUTIONS)}")
         check_processes(processes)
         Scheduler(schedule, seed)  # refuses a schedule that it does not know
         self.arch, self.seed, self.schedule, self.resident, self.processes = arch, seed, schedule, resident, processes
         self.approx_seed = 0 if approximate == "exact" else seed + 1
         self.early = delay == "early"
         self.blank = UNWRITTEN if unwritten == "error" else WRITTEN
-        self.checks = checks
+        self.checks, self.execution = checks, execution
         self.observer: Observer | None = None
         self.scheduler: Scheduler | None = None
         self.memory = GlobalMemory()
@@ -276,10 +281,11 @@ class Gpu:
         size = _dim3("cluster", cluster or (1, 1, 1))
         clustered = size != (1, 1, 1)
         seen = self.observer is not None and not getattr(self.observer, "blocks_only", False)
-        key = kernel, ARCHES[self.arch][0], clustered, self.checks != "basic", seen
+        base, grouped = ARCHES[self.arch][0], self.execution == "grouped"
+        key = kernel, base, clustered, self.checks != "basic", seen, grouped
         if key not in program.code:
             sites = Sites(entry) if self.checks != "basic" else None
-            program.code[key] = Code(entry, watch(entry), ARCHES[self.arch][0], clustered, sites, seen)
+            program.code[key] = Code(entry, watch(entry), How(base, clustered, sites, seen, grouped))
         launch = self._launch(program.code[key], (_dim3("grid", grid), _dim3("block", block), size), dynamic_shared_bytes, params)
         launch.explicit_cluster = cluster is not None
         if self.captures is not None:

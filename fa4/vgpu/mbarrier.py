@@ -36,6 +36,8 @@ class Mbarrier:
         self.made: Conflict | None = None  # who initialised it
         self.came: dict[int, Op] = {}  # instructions that arrived since the last wait
         self.visible = False  # to asynchronous operations
+        self.seen = 0  # phases that a warp found complete
+        self.commit: tuple[int, Issuer] | None = None  # by another CTA, the last that arrived: in which phase, and whose
 
     def __str__(self) -> str:
         """For messages."""

@@ -1,6 +1,7 @@
 """Mutation score: one synchronising instruction is removed or altered at a time, and the checks must notice.
 
-A mutant is caught by an error, by a run that does not end, or by results that differ by more than schedules do. One that survives is
+A mutant is caught by an error, by a run that does not end, by results that differ by more than schedules do, or, where the unchanged kernel
+fixes the order in which it adds up floating-point numbers in global memory, by an addition that is no longer ordered. One that survives is
 ``equivalent`` where the unchanged kernel shows why: in every schedule tried, each time the instruction was executed everything that it
 orders was ordered already, so that without it no edge of happens-before and no wait is lost. Instructions that never ran are
 ``not executed``.
@@ -19,6 +20,7 @@ from fa4.vgpu.capture import Capture
 from fa4.vgpu.errors import VgpuError
 from fa4.vgpu.program import Block, Immediate, Kernel, Op, Program, Register
 from fa4.vgpu.report import StepLimit
+from fa4.vgpu.sums import Sums
 
 Array = npt.NDArray[Any]
 
@@ -169,19 +171,23 @@ class Mutation:
         self.effective: set[int] = set()
         self.mixed: set[int] = set()
         self.blocks = 0
+        self.fixed = True  # additions to global memory, if there are any, have a fixed order
         for schedule, seed in self.schedules:
             limit = StepLimit(1 << 62)
-            results = capture.replay(self.program, limit, schedule=schedule, seed=seed, checks=checks)
+            sums: list[Sums] = []
+            results = capture.replay(self.program, limit, sums=sums, schedule=schedule, seed=seed, checks=checks)
+            self.fixed = self.fixed and sums[0].unordered is None
             self.blocks = max(self.blocks, limit.done)
             self.results.append(results)
         for code in self.program.code.values():
-            assert code.sites is not None
+            sites = code.how.sites
+            assert sites is not None
             for index, _ in code.blocks:
                 self.executed.add(index)
-            for site, op in enumerate(code.sites.ops):
-                if op is not None and site in code.sites.effective:
+            for site, op in enumerate(sites.ops):
+                if op is not None and site in sites.effective:
                     self.effective.add(id(op))
-                if op is not None and site in code.sites.mixed:
+                if op is not None and site in sites.mixed:
                     self.mixed.add(id(op))
         self.limits = {name: _noise([r[name] for r in self.results]) for name in self.results[0]}
 
@@ -198,14 +204,17 @@ class Mutation:
         program = changed(self.program, mutant, kernel)
         for number, (schedule, seed) in enumerate(self.schedules, start=1):
             limit = StepLimit(_PATIENCE * self.blocks)
+            sums: list[Sums] | None = [] if self.fixed else None
             try:
-                results = self.capture.replay(program, limit, schedule=schedule, seed=seed, checks=self.checks)
+                results = self.capture.replay(program, limit, sums=sums, schedule=schedule, seed=seed, checks=self.checks)
             except VgpuError as error:
                 where = f"{schedule} {seed}: {error.message.splitlines()[0]}"
                 return Verdict(mutant, "caught", number, f"{type(error).__name__}, {where}")
             wrong = [name for name, data in results.items() if not self._close(name, data)]
             if wrong:
                 return Verdict(mutant, "caught", number, f"wrong values in {wrong[0]}, {schedule} {seed}")
+            if sums and sums[0].unordered is not None:
+                return Verdict(mutant, "caught", number, f"nothing fixes the order of additions any more, {schedule} {seed}")
         why = self._equivalence(mutant, original)
         if why:
             return Verdict(mutant, "equivalent", len(self.schedules), why)
@@ -214,12 +223,14 @@ class Mutation:
     def _equivalence(self, mutant: Mutant, original: int) -> str:
         """Why a mutant that passed orders what the instruction with the identity ``original`` does; "" if nothing shows it."""
         if original not in self.effective and _traced(mutant, self.checks):
+            if "cp.async.bulk.commit" in mutant.text:
+                return "whatever waited for its group waited for the next one too"
             if mutant.kind in ("arrive", "commit", "count"):
                 return "no wait that needed the mbarrier's phase ever followed"
             return "whenever it ran, all that it orders was ordered already, or nothing followed"
         if mutant.kind == "barrier" and mutant.change.startswith("id ") and original not in self.mixed:
             (op,) = mutant.instead
-            if not any(code.sites.numbers.get(id(op)) in code.sites.mixed for code in self.program.code.values()):
+            if not any(code.how.sites.numbers.get(id(op)) in code.how.sites.mixed for code in self.program.code.values()):
                 return "neither as it is nor so did any other instruction ever arrive in the same phase"
         return ""
 
@@ -235,7 +246,7 @@ def _traced(mutant: Mutant, checks: str) -> bool:
     if mutant.kind == "barrier":
         return mutant.change == "removed" and not opcode.startswith(("bar.arrive", "barrier.cta.arrive", "barrier.cluster.arrive"))
     if mutant.kind == "commit":
-        return opcode.startswith("tcgen05.commit")
+        return opcode.startswith(("tcgen05.commit", "cp.async.bulk.commit"))
     if opcode.startswith("tcgen05.fence"):
         return checks == "isa"
     return mutant.kind != "semaphore"

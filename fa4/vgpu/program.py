@@ -188,13 +188,15 @@ def _registers(operands: tuple[Operand, ...]) -> list[Register]:
 class Block:
     """Instructions executed one after the other; ``end`` is the one that ends them, None where the next block just follows.
 
-    ``exit`` as a successor is the number of blocks.
+    ``exit`` as a successor is the number of blocks. ``live`` are the rows, with the bits of their registers, still needed behind it;
+    None: all.
     """
 
     index: int
     ops: tuple[Op, ...]
     end: Op | None
     targets: tuple[int, ...]
+    live: frozenset[tuple[int, int]] | None = None
 
     @property
     def all(self) -> tuple[Op, ...]:

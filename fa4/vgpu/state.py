@@ -133,12 +133,11 @@ class Gang:
             for kind in kinds:
                 views = [] if rows is None else list(rows.view(_NAMES[kind[0]] + kind[1:])[:, here])
                 setattr(self, kind, views)
-        if 32 in cta.rows:
-            self.R32 = cta.rows[32][:, here]
+        self.R32 = cta.rows.get(32, np.zeros((0, cta.predicates.shape[1]), np.uint32))[:, here]
         wide = cta.rows.get(64, np.zeros((0, cta.predicates.shape[1]), np.uint64))[:, here]
         self.x2 = list(wide.view(np.float32))
-        self.lo, self.hi = list(wide.view(np.uint32)[:, 0::2]), list(wide.view(np.uint32)[:, 1::2])
-        self.p = list(cta.predicates[:, here])
+        self.LO, self.HI, self.P = wide.view(np.uint32)[:, 0::2], wide.view(np.uint32)[:, 1::2], cta.predicates[:, here]
+        self.lo, self.hi, self.p = list(self.LO), list(self.HI), list(self.P)
         self.D = list(cta.defined[:, here])
         self.site = 0
         self.S = {name: values[here] if len(values) > 1 else values for name, values in cta.specials.items()}

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from fa4.vgpu import barrier, tensor_multiply
 from fa4.vgpu.bulk import check_end
-from fa4.vgpu.emit import Compiled, EmitError, compile_block
+from fa4.vgpu.emit import Compiled, EmitError
 from fa4.vgpu.engine import EXITED, WAITING, Engine, Issuer, wake
 from fa4.vgpu.errors import DeadlockError, Place, UnsupportedInstructionError, VgpuError
+from fa4.vgpu.generate import compile_block
 from fa4.vgpu.memory import FaultError
 from fa4.vgpu.program import JUMPS, Kernel, Op
 from fa4.vgpu.scheduler import Pick
@@ -31,7 +32,7 @@ def generate(code: Code, index: int, full: bool) -> Compiled:
     Raises:
         EmitError: an instruction that is not modelled.
     """
-    compiled = compile_block(code.kernel, code.watch, (index, full), (code.shared_base, code.clustered), code.sites, code.observed)
+    compiled = compile_block(code.kernel, code.watch, (index, full), code.how)
     code.blocks[index, full] = compiled
     return compiled
 

@@ -106,7 +106,14 @@ def test_report_of_the_blackwell_forward(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--lengths", "12"], "not SQ,SK"), (["--head-dim", "1,2,3"], "not D or D,DV"), (["--direction", "backward"], "the forward alone")],
+    [
+        (["--lengths", "12"], "not SQ,SK"),
+        (["--head-dim", "1,2,3"], "not D or D,DV"),
+        (["--config", "stages"], "not NAME=VALUE"),
+        (["--direction", "backward"], "no backward kernel"),
+        (["--config", "cta_pair=true"], "config='cta_pair': a AmpereForwardConfig has no such setting; choose from tile_m, tile_n"),
+        (["--arch", "sm_100a", "--config", "exp2=99"], "emulated=99"),
+    ],
 )
 def test_bad_arguments(arguments, message, capsys):
     with pytest.raises(SystemExit) if message.startswith("not ") else nullcontext():

@@ -32,7 +32,9 @@ def gradients(function, inputs, aux):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck itself, in torch 2.14
-@pytest.mark.parametrize("names", [("alibi", "same_document"), ("alibi", None), (None, None)], ids=str)
+@pytest.mark.parametrize(
+    "names", [("alibi", "same_document"), pytest.param(("alibi", None), marks=pytest.mark.slow), (None, None)], ids=str
+)
 def test_opcheck(names):
     """Schema, fakes, autograd registration and AOT dispatch with dynamic shapes, of both ops, also without any tensor."""
     inputs = make_inputs(SHAPE, torch.float32)

@@ -35,6 +35,18 @@ def gradients(function, inputs, **options):
     return (out, lse, *torch.autograd.grad((out, lse), leaves, (inputs.dout, inputs.dlse)))
 
 
+def opcheck_cases():
+    """By default each of the arguments with one dtype."""
+    arguments = [
+        (None, None, None, 0.0, False, "cpu", None),
+        (0.3, None, 0, 0.0, True, "cpu", None),
+        (-0.2, 5, 2, 10.0, False, "cpu", None),
+    ]
+    for i, each in enumerate(arguments):
+        for j, dtype in enumerate((torch.float32, torch.bfloat16)):
+            yield pytest.param(each, dtype, marks=() if j == i % 2 else pytest.mark.slow)
+
+
 def assert_bitwise_equal(left, right):
     for a, b in zip(left, right, strict=True):
         assert a.dtype == b.dtype
@@ -42,16 +54,7 @@ def assert_bitwise_equal(left, right):
         assert torch.equal(a.view(torch.uint8) if a.numel() else a, b.view(torch.uint8) if b.numel() else b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (None, None, None, 0.0, False, "cpu", None),
-        (0.3, None, 0, 0.0, True, "cpu", None),
-        (-0.2, 5, 2, 10.0, False, "cpu", None),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("arguments", "dtype"), list(opcheck_cases()), ids=str)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck itself, in torch 2.14
 def test_opcheck(arguments, dtype):
     """Schema, fakes, autograd registration and AOT dispatch with dynamic shapes, of both ops."""

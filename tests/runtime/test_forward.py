@@ -39,9 +39,9 @@ def test_views_of_one_tensor(attention):
     check_attention(attention, inputs, backward=False, causal=True)
 
 
-@pytest.mark.parametrize("window", [(40, 9), (None, -300), (10**12, 0)], ids=str)
-def test_windows(attention, window):
-    check(attention, AttentionShape(1, 64, 80, 2, 1, 64), window_size=window)
+@pytest.mark.parametrize(("lengths", "window"), [((130, 150), (40, 9)), ((64, 80), (None, -300)), ((64, 80), (10**12, 0))], ids=str)
+def test_windows(attention, lengths, window):
+    check(attention, AttentionShape(1, *lengths, 2, 1, 64), window_size=window)
 
 
 def test_nan_in_memory_that_no_row_may_see_does_not_leak(attention):
@@ -70,7 +70,7 @@ def test_nan_reaches_the_rows_that_see_it_and_no_other(attention):
 
 @pytest.mark.parametrize("mask", ["full", "softcap"])
 def test_masks_in_float16(attention, mask):
-    check(attention, AttentionShape(1, 65, 129, 2, 1, 64), torch.float16, **MASKS[mask])
+    check(attention, AttentionShape(1, 130, 129, 2, 1, 64), torch.float16, **MASKS[mask])
 
 
 @pytest.mark.slow

@@ -37,7 +37,11 @@ def run(arch, shape, dtype, **arguments):
         check(on_virtual_gpu(arch), shape, dtype, **arguments)
 
 
-@pytest.mark.parametrize("shape", [AttentionShape(2, 37, 45, 6, 2, 64), AttentionShape(1, 130, 141, 3, 1, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [AttentionShape(2, 37, 45, 6, 2, 64), pytest.param(AttentionShape(1, 130, 141, 3, 1, 64), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_alibi_causal(shape):
     """Grouped heads, packed and not, odd lengths; functions are not asked about rows, heads and keys that do not exist."""
     run("sm_100a", shape, torch.bfloat16, **options(shape, examples.alibi, causal=True))
@@ -53,14 +57,14 @@ def test_alibi_causal(shape):
     ids=str,
 )
 def test_documents(lengths, ends):
-    """Whole tiles and whole rows that the function hides."""
-    shape = AttentionShape(1, *lengths, 2, 1, 64)
+    """Whole tiles and whole rows that the function hides; heads are not packed."""
+    shape = AttentionShape(1, *lengths, 2, 2, 64)
     run("sm_100a", shape, torch.float16, **options(shape, examples.same_document, **ends))
 
 
 def test_rows_that_see_nothing():
     """Exact zeros and -inf, also where V has a number that 0 times it would show."""
-    shape = AttentionShape(1, 20, 150, 2, 1, 64)
+    shape = AttentionShape(1, 20, 150, 2, 2, 64)
     x = make_inputs(shape, torch.float16)
     chosen = options(shape, examples.same_document, q_ends=(7,), k_ends=(0,))
     out, lse = fa4.attention(x.q, x.k, x.v, return_lse=True, backend="vgpu", arch="sm_100a", **chosen)

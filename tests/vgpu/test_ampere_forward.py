@@ -45,7 +45,7 @@ def test_causal(seqlens):
     check(make_inputs(AttentionShape(1, *seqlens, 2, 1)), Options(causal=True), SMALL)
 
 
-@pytest.mark.parametrize("window", [(16, 8), (-5, 20), (20, -3), (0, 0), (-200, 300)])
+@pytest.mark.parametrize("window", [(16, 8), (-5, 20), (20, -3), pytest.param((0, 0), marks=pytest.mark.slow), (-200, 300)])
 def test_windows(window):
     check(make_inputs(AttentionShape(1, 90, 120, 2, 1)), Options(window_size=window), SMALL)
 
@@ -59,7 +59,7 @@ def test_padding_rows_never_reach_a_result():
 SCHEDULES = [("round_robin", 0), ("random", 0), ("random", 1), ("priority", 0), ("priority", 1)]
 
 
-@pytest.mark.parametrize("config", [SMALL, STAGES], ids=str)
+@pytest.mark.parametrize("config", [SMALL, pytest.param(STAGES, marks=pytest.mark.slow)], ids=str)
 def test_schedules_do_not_change_a_bit(config):
     inputs = make_inputs(AttentionShape(1, 130, 100, 2, 1))
     results = [

@@ -158,3 +158,55 @@ def test_of_two_fences_either_may_go(between, outcomes):
     run(TWO_FENCES.replace("@BETWEEN", between), gpu=gpu, threads=64, shared=512)
     mutation = Mutation(gpu.captures[0], schedules(2))
     assert [mutation.judge(m).outcome for m in mutation.mutants() if m.kind == "fence"] == outcomes
+
+
+TURNS = """
+mov.u32 %r1, dynamic;
+mov.u32 %r2, %ctaid.x;
+st.shared.v4.u32 [%r1], {%r2, %r2, %r2, %r2};
+fence.proxy.async.shared::cta;
+AGAIN:
+ld.acquire.gpu.global.u32 %r3, [%d2];
+setp.lt.u32 %p1, %r3, %r2;
+@%p1 bra AGAIN;
+cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d1], [%r1], 16;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+red.release.gpu.global.add.u32 [%d2], 1;
+"""
+
+
+@pytest.mark.parametrize(("body", "outcome"), [(TURNS, "caught"), (TURNS.replace("AGAIN:", "").replace("@%p1 bra AGAIN;", ""), "survived")])
+def test_additions_must_stay_in_order_where_they_were(body, outcome):
+    """CTAs add in turns; without the loop nothing is in order, and so nothing is lost."""
+    gpu = Gpu("sm_90a", unwritten="nan")
+    gpu.captures = []
+    run(body, gpu=gpu, threads=1, shared=64, grid=2)
+    mutation = Mutation(gpu.captures[0], schedules(2))
+    verdicts = [mutation.judge(mutant) for mutant in mutation.mutants() if mutant.kind == "semaphore"]
+    assert [verdict.outcome for verdict in verdicts] == [outcome] * 2
+    assert all("order of additions" in verdict.how for verdict in verdicts) == (outcome == "caught")
+
+
+TWO_STORES = """
+mov.u32 %r1, dynamic;
+st.shared.u32 [%r1], 1;
+st.shared.u32 [%r1+16], 2;
+fence.proxy.async.shared::cta;
+cp.async.bulk.global.shared::cta.bulk_group [%d0], [%r1], 16;
+cp.async.bulk.commit_group;
+cp.async.bulk.global.shared::cta.bulk_group [%d0+16], [%r1+16], 16;
+cp.async.bulk.commit_group;
+@
+cp.async.bulk.wait_group 0;
+"""
+READ_FIRST = "cp.async.bulk.wait_group.read 1;\nst.shared.u32 [%r1], 3;"
+
+
+@pytest.mark.parametrize(("between", "outcomes"), [("", ["equivalent", "caught"]), (READ_FIRST, ["caught", "caught"])])
+def test_of_two_groups_that_are_waited_for_together_one_is_enough(between, outcomes):
+    gpu = Gpu("sm_90a", unwritten="nan")
+    gpu.captures = []
+    run(TWO_STORES.replace("@", between), gpu=gpu, threads=1, shared=64)
+    mutation = Mutation(gpu.captures[0], schedules(2))
+    assert [mutation.judge(mutant).outcome for mutant in mutation.mutants() if mutant.kind == "commit"] == outcomes

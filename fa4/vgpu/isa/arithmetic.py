@@ -72,7 +72,7 @@ def dot_product(a: Array, b: Array, c: Array, signed: tuple[bool, bool], second:
     return np.asarray(((x * y).sum(1) + c).astype(np.uint64).astype(np.uint32))
 
 
-@instruction("add", "sub", kind="int", section="9.7.1.1, 9.7.1.2", forms="u16 s16 u32 s32 u64 s64, sat.s32, u16x2 s16x2")
+@instruction("add", "sub", kind="int", section="9.7.1.1, 9.7.1.2", forms="u16 s16 u32 s32 u64 s64, sat.s32, u16x2 s16x2", lanewise=True)
 def _add(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, b = op.operands
     type_ = mods.type("u16", "s16", "u32", "s32", "u64", "s64", "u16x2", "s16x2")
@@ -88,7 +88,9 @@ def _add(e: Emitter, op: Op, mods: Mods) -> None:
         e.call(name, d, type_, e.source(a, type_), e.source(b, type_))
 
 
-@instruction("mul", "mad", kind="int", section="9.7.1.3, 9.7.1.4", forms="lo hi wide; u16 s16 u32 s32 u64 s64; mad.hi.sat.s32")
+@instruction(
+    "mul", "mad", kind="int", section="9.7.1.3, 9.7.1.4", forms="lo hi wide; u16 s16 u32 s32 u64 s64; mad.hi.sat.s32", lanewise=True
+)
 def _multiply(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, b, *c = op.operands
     type_ = mods.type("u16", "s16", "u32", "s32", "u64", "s64")
@@ -157,13 +159,20 @@ def _divide(e: Emitter, op: Op, mods: Mods) -> None:
     e.assign(d, type_, f"{function}({e.source(a, type_)}, {e.source(b, type_)})")
 
 
-@instruction("abs", "neg", kind="int", section="9.7.1.10, 9.7.1.11", forms="s16 s32 s64")
+@instruction("abs", "neg", kind="int", section="9.7.1.10, 9.7.1.11", forms="s16 s32 s64", lanewise=True)
 def _abs(e: Emitter, op: Op, mods: Mods) -> None:
     type_ = mods.type("s16", "s32", "s64")
     e.call("absolute" if op.name == "abs" else "negative", op.operands[0], type_, e.source(op.operands[1], type_))
 
 
-@instruction("min", "max", kind="int", section="9.7.1.12, 9.7.1.13", forms="u16 s16 u32 s32 u64 s64 u16x2 s16x2, relu.s32, relu.s16x2")
+@instruction(
+    "min",
+    "max",
+    kind="int",
+    section="9.7.1.12, 9.7.1.13",
+    forms="u16 s16 u32 s32 u64 s64 u16x2 s16x2, relu.s32, relu.s16x2",
+    lanewise=True,
+)
 def _minimum(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, b = op.operands
     type_ = mods.type("u16", "s16", "u32", "s32", "u64", "s64", "u16x2", "s16x2")

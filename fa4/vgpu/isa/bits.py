@@ -115,14 +115,14 @@ def funnel(low: Array, high: Array, amount: Array, left: bool, clamp: bool) -> A
     return np.asarray((value & np.uint64(0xFFFFFFFF)).astype(np.uint32))
 
 
-@instruction("and", "or", "xor", section="9.7.8.1 to 9.7.8.3", forms="pred b16 b32 b64")
+@instruction("and", "or", "xor", section="9.7.8.1 to 9.7.8.3", forms="pred b16 b32 b64", lanewise=True)
 def _logic(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, b = op.operands
     type_ = mods.type("pred", "b16", "b32", "b64")
     e.call(f"bitwise_{op.name}", d, type_, e.source(a, type_), e.source(b, type_))
 
 
-@instruction("not", section="9.7.8.4", forms="pred b16 b32 b64")
+@instruction("not", section="9.7.8.4", forms="pred b16 b32 b64", lanewise=True)
 def _not(e: Emitter, op: Op, mods: Mods) -> None:
     type_ = mods.type("pred", "b16", "b32", "b64")
     e.call("bitwise_not", op.operands[0], type_, e.source(op.operands[1], type_))
@@ -146,7 +146,7 @@ def _lop3(e: Emitter, op: Op, mods: Mods) -> None:
     e.assign(d, "b32", f"{e.helper(logic3)}({x}, {y}, {z}, {integer(table.text)})")
 
 
-@instruction("shl", "shr", section="9.7.8.8, 9.7.8.9", forms="b u s of 16 32 64; the amount is clamped to the width")
+@instruction("shl", "shr", section="9.7.8.8, 9.7.8.9", forms="b u s of 16 32 64; the amount is clamped to the width", lanewise=True)
 def _shift(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, n = op.operands
     type_ = mods.type()

@@ -108,7 +108,8 @@ def load(g: Any, op: Op, to: Array, source: Array, size: Array, signal: Array, c
                 fetch = partial(global_bytes, g.memory, begin, count)
             ctas = None if cta_mask is None else at(cta_mask, lane)
             for cta, offset, teller in targets(g, at(to, lane), at(signal, lane), ctas, 1):
-                start_load(cta, (offset, count), (teller, at(signal, lane) & (1 << RANK_SHIFT) - 1), fetch, issuer)
+                teller_at = teller, at(signal, lane) & (1 << RANK_SHIFT) - 1
+                start_load(cta, (offset, count), teller_at, fetch, issuer, (begin, count) if from_shared else None)
         except FaultError as fault:
             raise blame(fault, g, lane) from None
 
@@ -175,7 +176,7 @@ def add_shared(g: Any, op: Op, to: Array, source: Array, size: Array, signal: Ar
             _put(lambda: target, how, g.cta.shared.read(begin, count))
             clock = None
             if tell[3] is not None:
-                g.cta.hazards.bytes_moved(tell[3], g.cta, (begin, count), write=False)
+                g.cta.hazards.bytes_sent(tell[3], g.cta, (begin, count))
                 clock = g.cta.hazards.bytes_moved(tell[3], cta, (offset, count), write=True)
             tell[0].mbarriers.at(tell[1]).complete_bytes(count, tell[2], clock)
 
@@ -265,7 +266,7 @@ def commit_group(g: Any, mask: Array | None) -> None:
     """Each lane closes its group."""
     groups = g.cta.unit(BulkGroups)
     for lane in lanes_of(g, mask):
-        groups.commit(32 * g.first + lane)
+        groups.commit(32 * g.first + lane, g.site)
 
 
 def wait_group(g: Any, keep: int, read: bool, mask: Array | None) -> None:

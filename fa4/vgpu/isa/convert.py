@@ -125,12 +125,24 @@ _HALF, _ONE, _SIXTEEN, _UPPER = np.uint32(0x7FFF), np.uint32(1), np.uint32(16), 
 
 def pack_bf16(high: Array, low: Array) -> Array:
     """The most frequent form of ``pack_halves``, two float32 to nearest bfloat16, on their bits."""
-    if np.isnan(high + low).any():  # or infinities of both signs
-        return pack_halves(high, low, "bf16x2", "rn", False, False)
     x, y = high.view(np.uint32), low.view(np.uint32)
     x = x + _HALF + (x >> _SIXTEEN & _ONE)
     y = y + _HALF + (y >> _SIXTEEN & _ONE)
-    return np.asarray((x & _UPPER) | (y >> _SIXTEEN))
+    packed = (x & _UPPER) | (y >> _SIXTEEN)
+    return _with_nan(packed, high, low) if np.isnan(high + low).any() else packed  # or infinities of both signs
+
+
+def pack_f16(high: Array, low: Array) -> Array:
+    """The same for float16."""
+    x, y = (v.astype(np.float16).view(np.uint16).astype(np.uint32) for v in (high, low))
+    packed = x << _SIXTEEN | y
+    return _with_nan(packed, high, low) if np.isnan(high + low).any() else packed
+
+
+def _with_nan(packed: Array, high: Array, low: Array) -> Array:
+    """Every NaN becomes 0x7FFF."""
+    packed = np.where(np.isnan(high), packed & np.uint32(0xFFFF) | np.uint32(0x7FFF0000), packed)
+    return np.where(np.isnan(low), packed & _UPPER | np.uint32(0x7FFF), packed)
 
 
 def unpack_small(bits: Array, type_: str, relu: bool) -> Array:
@@ -200,8 +212,8 @@ def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
             raise mods.unsupported()
         e.assign(d, bits, f"{e.helper(pack_scales)}({high}, {low}, {mode!r}, {satfinite})")
         return
-    if target == "bf16x2" and mode == "rn" and not relu and not satfinite:
-        e.assign(d, bits, f"{e.helper(pack_bf16)}({high}, {low})")
+    if target in ("bf16x2", "f16x2") and mode == "rn" and not relu and not satfinite:
+        e.assign(d, bits, f"{e.helper(pack_bf16 if target == 'bf16x2' else pack_f16)}({high}, {low})")
         return
     e.assign(d, bits, f"{e.helper(pack_halves)}({high}, {low}, {target!r}, {mode!r}, {relu}, {satfinite})")
 
@@ -212,6 +224,7 @@ def _pack(e: Emitter, op: Op, mods: Mods, target: str) -> None:
     forms="all pairs of u8..s64, f16, bf16, f32, f64; rn rz rm rp, rni rzi rmi rpi, ftz, sat; f16x2 bf16x2 e4m3x2 e5m2x2 e2m3x2 e3m2x2 "
     "e2m1x2 ue8m0x2 from two f32, e4m3x2 e5m2x2 from f16x2, f16x2 from those, bf16x2 from ue8m0x2, tf32 from f32; relu, satfinite; "
     "pack.sat to u16 s16 and u8 s8 from s32",
+    lanewise=frozenset(["rn.bf16x2.f32", "rn.f16x2.f32", "rn.f32.s32", "rn.f32.u32", "rzi.s32.f32"]),
 )
 def _cvt(e: Emitter, op: Op, mods: Mods) -> None:
     if mods.take("pack"):

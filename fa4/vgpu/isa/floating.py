@@ -116,7 +116,13 @@ class _Float:
 
 
 @instruction(
-    "add", "sub", "mul", kind="float", section="9.7.3.3 to 9.7.3.5", forms="f32 f64, rn rz rm rp, ftz, sat; add sub of f32.f16 f32.bf16"
+    "add",
+    "sub",
+    "mul",
+    kind="float",
+    section="9.7.3.3 to 9.7.3.5",
+    forms="f32 f64, rn rz rm rp, ftz, sat; add sub of f32.f16 f32.bf16",
+    lanewise=True,
 )
 def _add(e: Emitter, op: Op, mods: Mods) -> None:
     if op.name != "mul" and mods.types in (["f32", "bf16"], ["f32", "f16"]):
@@ -135,7 +141,7 @@ def _add(e: Emitter, op: Op, mods: Mods) -> None:
         f.assign(f"{e.helper(multiply32 if name == 'mul' else add32)}({a}, {b}, {f.mode!r})")
 
 
-@instruction("fma", "mad", kind="float", section="9.7.3.6, 9.7.3.7", forms="f32 f64, rn rz rm rp, ftz, sat")
+@instruction("fma", "mad", kind="float", section="9.7.3.6, 9.7.3.7", forms="f32 f64, rn rz rm rp, ftz, sat", lanewise=True)
 def _fma(e: Emitter, op: Op, mods: Mods) -> None:
     if mods.types == ["f32", "bf16"] or mods.types == ["f32", "f16"]:
         _mixed_fma(e, op, mods)
@@ -173,7 +179,7 @@ def _mixed_fma(e: Emitter, op: Op, mods: Mods) -> None:
     e.assign(d, "f32", f"{e.helper(fma32)}({x}, {y}, {e.source(c, 'f32')}, {mode!r})")
 
 
-@instruction("div", kind="float", section="9.7.3.8", forms="approx.f32, full.f32, rn rz rm rp of f32 f64, ftz")
+@instruction("div", kind="float", section="9.7.3.8", forms="approx.f32, full.f32, rn rz rm rp of f32 f64, ftz", lanewise=True)
 def _div(e: Emitter, op: Op, mods: Mods) -> None:
     f = _Float(e, op, mods)
     a, b = (f.source(o) for o in op.operands[1:])
@@ -188,13 +194,20 @@ def _div(e: Emitter, op: Op, mods: Mods) -> None:
         f.assign(f"{e.helper(divide32)}({a}, {b}, {f.mode or 'rn'!r})")
 
 
-@instruction("abs", "neg", kind="float", section="9.7.3.9, 9.7.3.10", forms="f32 f64, ftz")
+@instruction("abs", "neg", kind="float", section="9.7.3.9, 9.7.3.10", forms="f32 f64, ftz", lanewise=True)
 def _abs(e: Emitter, op: Op, mods: Mods) -> None:
     f = _Float(e, op, mods)
     f.call("absolute" if op.name == "abs" else "negative", f.source(op.operands[1]))
 
 
-@instruction("min", "max", kind="float", section="9.7.3.11, 9.7.3.12", forms="f32 f64, ftz, NaN, xorsign.abs, three inputs of f32")
+@instruction(
+    "min",
+    "max",
+    kind="float",
+    section="9.7.3.11, 9.7.3.12",
+    forms="f32 f64, ftz, NaN, xorsign.abs, three inputs of f32",
+    lanewise=True,
+)
 def _minimum(e: Emitter, op: Op, mods: Mods) -> None:
     f = _Float(e, op, mods)
     nan, xorsign, magnitude = bool(mods.take("NaN")), mods.take("xorsign"), mods.take("abs")
@@ -241,7 +254,7 @@ def _testp(e: Emitter, op: Op, mods: Mods) -> None:
     e.assign(op.operands[0], "pred", f"{e.helper(test_property)}({e.source(op.operands[1], mods.type('f32', 'f64'))}, {what!r})")
 
 
-@instruction("rcp", "sqrt", kind="float", section="9.7.3.13, 9.7.3.15", forms="approx.f32, rn rz rm rp of f32, rn.f64, ftz")
+@instruction("rcp", "sqrt", kind="float", section="9.7.3.13, 9.7.3.15", forms="approx.f32, rn rz rm rp of f32, rn.f64, ftz", lanewise=True)
 def _rcp(e: Emitter, op: Op, mods: Mods) -> None:
     f = _Float(e, op, mods)
     a = f.source(op.operands[1])
@@ -258,8 +271,8 @@ def _rcp(e: Emitter, op: Op, mods: Mods) -> None:
         f.assign(f"{e.helper(sqrt32)}({a}, {f.mode!r})" if f.type == "f32" else f"np.sqrt({a})")
 
 
-@instruction("rsqrt", "sin", "cos", "lg2", section="9.7.3.16, 9.7.3.18 to 9.7.3.20", forms="approx.f32, ftz")
-@instruction("ex2", "tanh", kind="float", section="9.7.3.21, 9.7.3.22", forms="approx.f32, ftz (ex2)")
+@instruction("rsqrt", "sin", "cos", "lg2", section="9.7.3.16, 9.7.3.18 to 9.7.3.20", forms="approx.f32, ftz", lanewise=True)
+@instruction("ex2", "tanh", kind="float", section="9.7.3.21, 9.7.3.22", forms="approx.f32, ftz (ex2)", lanewise=True)
 def _approximate(e: Emitter, op: Op, mods: Mods) -> None:
     if not mods.take("approx") or mods.types != ["f32"]:
         raise mods.unsupported()
@@ -275,7 +288,7 @@ def _approximate(e: Emitter, op: Op, mods: Mods) -> None:
     e.assign(op.operands[0], "f32", value)
 
 
-@instruction("add", "sub", "mul", "fma", kind="packed", section="9.7.3.3 to 9.7.3.6", forms="f32x2, rn rz rm rp, ftz")
+@instruction("add", "sub", "mul", "fma", kind="packed", section="9.7.3.3 to 9.7.3.6", forms="f32x2, rn rz rm rp, ftz", lanewise=True)
 def _packed(e: Emitter, op: Op, mods: Mods) -> None:
     """Two float32 in 64 bits, low half first."""
     mods.types = ["f32"]

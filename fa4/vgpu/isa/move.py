@@ -63,7 +63,12 @@ def join(n: int, *parts: Array) -> Array:
     return joined.view(f"u{joined.dtype.itemsize * len(parts)}").reshape(n)
 
 
-@instruction("mov", section="9.7.9.3, 9.7.9.4", forms="pred, b u s f of 16 32 64; {..} on either side; special registers; addresses")
+@instruction(
+    "mov",
+    section="9.7.9.3, 9.7.9.4",
+    forms="pred, b u s f of 16 32 64; {..} on either side; special registers; addresses",
+    lanewise=True,
+)
 def _mov(e: Emitter, op: Op, mods: Mods) -> None:
     d, a = op.operands
     type_ = mods.type()

@@ -71,7 +71,9 @@ def _comparison(e: Emitter, mods: Mods, type_: str, operands: tuple[Operand, Ope
     return f"(lambda a, b: unordered(a, b, {_COMPARE[name[:-1]]!r}))", (x, y)
 
 
-@instruction("setp", section="9.7.6.2", forms="eq ne lt le gt ge lo ls hi hs, equ..geu num nan; and or xor; p|q; all types, ftz")
+@instruction(
+    "setp", section="9.7.6.2", forms="eq ne lt le gt ge lo ls hi hs, equ..geu num nan; and or xor; p|q; all types, ftz", lanewise=True
+)
 def _setp(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, b, *c = op.operands
     if len(mods.types) != 1:
@@ -138,7 +140,7 @@ def _set(e: Emitter, op: Op, mods: Mods) -> None:
         raise mods.unsupported()
 
 
-@instruction("selp", section="9.7.6.3", forms="b u s f of 16 32 64")
+@instruction("selp", section="9.7.6.3", forms="b u s f of 16 32 64", lanewise=True)
 def _selp(e: Emitter, op: Op, mods: Mods) -> None:
     d, a, b, c = op.operands
     type_ = mods.type()

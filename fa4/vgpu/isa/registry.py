@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fa4.vgpu.errors import UnsupportedInstructionError
@@ -11,6 +12,8 @@ from fa4.vgpu.program import Op
 
 if TYPE_CHECKING:
     from fa4.vgpu.emit import Emitter
+
+_WORDS = {"f32", "f32x2", "b32", "u32", "s32", "pred", "b64", "u64", "s64", "f64"}
 
 EmitFunction = Callable[["Emitter", Op, "Mods"], None]
 
@@ -60,12 +63,16 @@ class Mods:
 
 @dataclass(frozen=True)
 class Form:
-    """One instruction: its section of the PTX ISA (numbers of version 8.8), the forms that are modelled, and the emitter."""
+    """One instruction: its section of the PTX ISA (numbers of version 8.8), the forms that are modelled, and the emitter.
+
+    ``lanewise``: with operands of 32 bits its code works on arrays of any shape; a set: with these modifiers only.
+    """
 
     name: str
     section: str
     forms: str
     emit: EmitFunction
+    lanewise: bool | frozenset[str] = False
 
 
 FORMS: dict[str, Form] = {}
@@ -84,8 +91,10 @@ def kind_of(types: list[str]) -> str:
     return "packed" if first == "f32x2" else "int"
 
 
-def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> Callable[[EmitFunction], EmitFunction]:
-    """Register an emitter for instructions inside a block; ``kind`` where families share a name, see ``kind_of``.
+def instruction(
+    *names: str, section: str, forms: str = "", kind: str = "", lanewise: bool | frozenset[str] = False
+) -> Callable[[EmitFunction], EmitFunction]:
+    """Register an emitter for instructions inside a block; ``kind`` where families share a name (``kind_of``); ``lanewise``: see ``Form``.
 
     A name may have up to four modifiers ("tcgen05.ld"), which the emitter then does not see; the longest that fits is chosen.
     """
@@ -94,7 +103,7 @@ def instruction(*names: str, section: str, forms: str = "", kind: str = "") -> C
         for name in names:
             key = f"{name}:{kind}" if kind else name
             assert key not in FORMS, key
-            FORMS[key] = Form(name, section, forms, function)
+            FORMS[key] = Form(name, section, forms, function, lanewise)
         return function
 
     return register
@@ -112,6 +121,17 @@ def ending(*names: str, section: str, forms: str = "") -> Callable[[EmitFunction
         return function
 
     return register
+
+
+@lru_cache(maxsize=4096)
+def lanewise(name: str, mods: tuple[str, ...]) -> bool:
+    """Whether the code of an instruction on registers of 32 bits works on arrays of any shape, see ``Form``."""
+    form = FORMS.get(form_key(".".join((name, *mods)), FORMS)[0])
+    if form is None:
+        return False
+    if isinstance(form.lanewise, frozenset):
+        return ".".join(mods) in form.lanewise
+    return form.lanewise and {m for m in mods if m in _TYPES} <= _WORDS
 
 
 def emit(e: Emitter, op: Op) -> None:

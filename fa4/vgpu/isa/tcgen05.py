@@ -280,8 +280,8 @@ def _arrive(ctas: Any, ranks: list[int], offset: int, who: Issuer) -> None:
     clock = None if hazards is None else hazards.tensor.committed(who.cta)
     for rank in ranks:
         mbarrier = ctas[rank].mbarriers.at(offset)
-        if hazards is not None and clock is not None:
-            hazards.told(mbarrier, hazards.stream(who.cta, PIPE), clock)
+        if hazards is not None and clock is not None and mbarrier.cta is not who.cta:
+            hazards.committed(mbarrier, who, clock)
         mbarrier.arrive(1, who, clock)
 
 

@@ -61,7 +61,7 @@ def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
         (AttentionShape(2, 65, 129, 2, 2, 64), CAUSAL, single, torch.bfloat16, {"layout": "padded", "dlse": True}),
         (AttentionShape(1, 1, 17, 3, 1, 64), CAUSAL, single, torch.bfloat16, {"layout": "heads_first"}),
         (AttentionShape(1, 200, 300, 1, 1, 96), CAPPED, single, torch.float16, {}),
-        (AttentionShape(1, 130, 200, 1, 1, 40), replace(PLAIN, softmax_scale=-0.3), single, torch.bfloat16, {}),
+        (AttentionShape(1, 130, 200, 1, 1, 40), replace(CAUSAL, softmax_scale=-0.3), single, torch.bfloat16, {}),
         (AttentionShape(1, 256, 128, 1, 1, 128), PLAIN, single, torch.bfloat16, {}),
         (AttentionShape(1, 256, 130, 1, 1, 192, 128), CAUSAL, single, torch.bfloat16, {}),
         (AttentionShape(1, 300, 300, 1, 1, 128), PLAIN, paired, torch.bfloat16, {}),
@@ -122,11 +122,11 @@ def test_nothing_beside_the_outputs_is_written():
 
 # The order of sums
 
-SCHEDULES = [("round_robin", 0, "early"), ("priority", 1, "late"), ("priority", 2, "early"), ("priority", 3, "late"), ("random", 4, "late")]
-SHAPE = AttentionShape(1, 100, 600, 1, 1, 64)
+SCHEDULES = [("round_robin", 0, "early"), ("priority", 1, "late"), ("priority", 2, "early"), ("random", 4, "late")]
+SHAPE = AttentionShape(1, 100, 400, 1, 1, 64)
 
 
-def sums(gpu, shape=SHAPE, options=PLAIN, configure=single, deterministic=True, edit=None):
+def sums(gpu, shape=SHAPE, options=CAUSAL, configure=single, deterministic=True, edit=None):
     """The accumulator of dQ, dK and dV."""
     inputs = make_inputs(shape)
     problem = problem_of(inputs, options, deterministic)
@@ -151,7 +151,7 @@ def test_deterministic_is_bitwise_equal_under_all_schedules(configure):
 
 
 def test_fast_is_not():
-    """Five key tiles add to dQ in the order in which they come; dK and dV are sums of one CTA."""
+    """Four key tiles add to dQ in the order in which they come; dK and dV are sums of one CTA."""
     assert differing(SCHEDULES, deterministic=False) == {"dq"}
 
 
@@ -193,7 +193,7 @@ def test_semaphores_order_what_is_added(configure, edit, ordered):
 @pytest.mark.parametrize("options", [CAUSAL, PLAIN], ids=["causal", "full"])
 def test_deterministic_under_fifty_schedules(options, configure):
     schedules = [("priority", seed, ["late", "early"][seed % 2]) for seed in range(50)]
-    assert differing(schedules, options=options, configure=configure) == set()
+    assert differing(schedules, shape=replace(SHAPE, seqlen_k=600), options=options, configure=configure) == set()
 
 
 def test_a_sequence_has_the_same_gradients_in_any_batch():

@@ -56,7 +56,17 @@ def assert_right(results, inputs, options):
 # Canaries
 
 
-@pytest.mark.parametrize(("lengths", "dim"), [((65, 129), 64), ((300, 77), 64), ((1, 17), 40), ((130, 70), (128, 96))], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "dim"),
+    [
+        ((65, 129), 64),
+        ((300, 77), 64),
+        ((1, 17), 40),
+        ((130, 70), (192, 128)),
+        pytest.param((130, 70), (128, 96), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_nothing_beside_the_outputs_is_written(lengths, dim):
     """Rows, heads, columns and batches beside both outputs: between their elements too, where bounds of a buffer see nothing."""
     dim, dim_v = dim if isinstance(dim, tuple) else (dim, dim)
@@ -80,7 +90,7 @@ def test_canaries_notice_a_byte():
 
 # Schedules
 
-SCHEDULES = [("round_robin", 0, "early"), ("random", 1, "late"), ("priority", 2, "late"), ("priority", 3, "early"), ("priority", 4, "late")]
+SCHEDULES = [("round_robin", 0, "early"), ("random", 1, "late"), ("priority", 3, "early")]
 HANDFUL = [
     (AttentionShape(1, 300, 300, 1, 1, 64), CAUSAL, torch.bfloat16),
     (AttentionShape(1, 260, 260, 3, 1, 64), FULL, torch.float16, persistent),
@@ -183,15 +193,15 @@ class Run:
         return 1 - self.rescales / rescale_decisions(self.traffic)
 
 
-def run(inputs, options, config=None, **gpu):
+def run(inputs, options, config=None, outputs=None, **gpu):
     blocks = Blocks()
     gpu = Gpu(ARCH, **gpu)
     gpu.observer = blocks
     (batch, seqlen_q, heads_q, d), (seqlen_k, heads_kv, dv) = inputs.q.shape, inputs.v.shape[1:]
     config = config or tuned(inputs, options.causal)
     artifact = compiled(inputs.q, inputs.v, options, config, ARCH)
-    results = attention(gpu, inputs.q, inputs.k, inputs.v, options, artifact=artifact)
-    assert_right(results, inputs, options)
+    results = attention(gpu, inputs.q, inputs.k, inputs.v, options, artifact=artifact, outputs=outputs)
+    assert_right([x.clone() for x in results], inputs, options)
     shape = AttentionShape(batch, seqlen_q, seqlen_k, heads_q, heads_kv, d, dv)
     traffic = ForwardTraffic(shape, config, normalise_window(options.window_size, options.causal))
     (kernel,) = artifact.kernels
