@@ -265,7 +265,8 @@ _EXP2_SM_100A = (
         96,
         Exp2Policy(4),
         Exp2Policy(4),
-        "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64), cut to the published 25%",
+        "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64), cut to the published 25%; fa4.perfmodel "
+        "predicts less speed at 12.5%, flash-attn-4's share: 8% full, 3% causal",
     ),
     Exp2Row(
         128,

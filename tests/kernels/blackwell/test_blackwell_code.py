@@ -187,7 +187,7 @@ class TestCompiled:
     ids=str,
 )
 def test_functions_on_scores_spill_nothing(compile_ptx, task, score, mask):
-    """A mask is asked before scores take registers: with both at once document masks spilled 30 of them."""
+    """A mask is asked before scores take registers: with the scores in registers a document mask spilled some 10 of them."""
     functions = {"score_mod": score and score.for_kernels(), "mask_mod": mask and mask.for_kernels()}
     compiled = compile_ptx(*case(replace(task, **functions)))
     assert compiled.resources[1:4] == [0, 0, 0]

@@ -46,8 +46,8 @@ def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
     Waits: s_full; total_empty.
     Signals: factor; p_ready after three quarters of P, p_last; total_full at the end.
-    Order: S to registers; softcap, user functions, mask; maximum; factor to correction; P = exp2(S - reference) by chunks to tensor
-        memory; sum.
+    Order: a user's mask, as bits; S to registers; softcap, a user's function on scores, masks; maximum; factor to correction;
+        P = exp2(S - reference) by chunks to tensor memory; sum.
     """
     each_tile(c, visit, State(Int32(0), Int32(0)), mLSE, stage, thread)
 
@@ -82,7 +82,7 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
     """One key tile."""
     address = c.tmem + stage * c.config.tile_n  # blackwell_columns(...).S
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
-    changes, first_key = c.modifiers.score is not None, tile * c.config.tile_n
+    first_key = tile * c.config.tile_n
     query = c.query(work, stage * TMEM_LANES + thread)
     # Functions are not asked about rows that stand for no query.
     asked = work.batch, query.head if query.exists else 0, query.position if query.exists else 0
@@ -97,7 +97,7 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
             if const_expr(c.scalars.gain is not None):
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
-            if const_expr(changes):
+            if const_expr(c.modifiers.score is not None):
                 c.modifiers.change(part, asked, first_key + chunk * CHUNK, masked)
             if const_expr(c.modifiers.mask is not None):
                 hide(seen[chunk], part)
