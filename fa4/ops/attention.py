@@ -57,8 +57,13 @@ def forward_cpu(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, back
         from fa4.runtime import virtual
 
         return virtual.attention_forward(q, k, v, options, virtual.gpu_from_settings(str(arch)))
-    out, lse = dispatch.load("forward", "cpu")(q, k, v, options)
-    return _own(out), _own(lse)
+    return _on_cpu(q, k, v, options)
+
+
+def _on_cpu(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, lse: bool = True) -> tuple[Tensor, Tensor]:
+    """The CPU backend's results; without ``lse`` the second one may have any strides."""
+    out, total = dispatch.load("forward", "cpu")(q, k, v, options)
+    return _own(out), _own(total) if lse else total
 
 
 def backward_cpu(
@@ -185,8 +190,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, lse: boo
     *options, backend, _ = arguments
     if backend == "cpu" and not _watched(q, k, v):
         with torch._C._AutoDispatchBelowAutograd():  # as within the op
-            results = dispatch.load("forward", "cpu")(q, k, v, options_of(q, *options))
-            return _own(results[0]), _own(results[1]) if lse else results[1]
+            return _on_cpu(q, k, v, options_of(q, *options), lse)
     out_lse: tuple[Tensor, Tensor] = _forward_op(q, k, v, *arguments)
     return out_lse
 

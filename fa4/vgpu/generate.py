@@ -125,7 +125,7 @@ class _GroupEmitter(Emitter):
             operands.append(first if same else Column(sources))
         if len(step.rows) == 1:
             self.single.add(step.name)
-        isa.emit(self, replace(step.op, operands=(Result(step.name), *operands)))  # type: ignore[arg-type]
+        isa.emit(self, replace(step.op, operands=(Result(step.name), *operands)))  # type: ignore[arg-type]  # source, call and assign know them
 
     # What instructions ask for
 

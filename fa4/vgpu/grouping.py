@@ -201,7 +201,7 @@ class Schedule:
                 self._alone(positions)
             for key in dead:
                 self._forget(key)
-        self._end()
+        self._store(sorted(self._needed()), len(ops))
 
     @property
     def pays(self) -> bool:
@@ -217,12 +217,7 @@ class Schedule:
 
     def _last_uses(self, order: Sequence[list[int]]) -> list[set[Key]]:
         """Of each entry of the order what nobody reads behind it, among what it reads or writes."""
-        alive = self._alive()
-        end = self.block.end
-        if end is not None:
-            if end.guard is None:
-                alive -= set(keys(end.written()))
-            alive |= set(keys(end.read()))
+        alive = self._needed()
         found = []
         for positions in reversed(order):
             ops = [self.block.ops[p] for p in positions]
@@ -233,16 +228,23 @@ class Schedule:
             alive |= reads
         return found[::-1]
 
-    def _alive(self) -> set[Key]:
-        """What is still needed behind the block."""
-        if self.block.live is None:
-            return {key for op in self.block.all for key in keys(op.read() + op.written())}
-        return {(bits, row, half) for bits, row in self.block.live for half in range(1 + (bits == 64))}
+    def _needed(self) -> set[Key]:
+        """What is still needed behind the last instruction but the end of the block: by that, or behind the block."""
+        block = self.block
+        if block.live is None:
+            needed = {key for op in block.all for key in keys(op.read() + op.written())}
+        else:
+            needed = {(bits, row, half) for bits, row in block.live for half in range(1 + (bits == 64))}
+        if block.end is not None:
+            if block.end.guard is None:
+                needed -= set(keys(block.end.written()))
+            needed |= set(keys(block.end.read()))
+        return needed
 
     # Values
 
     def _own(self, key: Key, since: int = -1) -> Value:
-        return Value(_BANKS[key[0], key[2]], key[1], since)
+        return Value(bank(key), key[1], since)
 
     def _value(self, key: Key) -> Value:
         return self.values.get(key) or self._own(key)
@@ -284,7 +286,7 @@ class Schedule:
                 self._set(key, value)
             return
         sources = tuple(self._value((o.bits, o.index, 0)) if isinstance(o, Register) else o for o in op.operands[1:])
-        self._set((target.bits, target.index, 0), self._result(op, position, sources))  # type: ignore[arg-type]
+        self._set((target.bits, target.index, 0), self._result(op, position, sources))  # type: ignore[arg-type]  # others are literals, see takes_part
 
     def _constant(self, o: Immediate, op: Op) -> Value:
         from fa4.vgpu.emit import immediate_bits
@@ -349,14 +351,6 @@ class Schedule:
             for i, (_, names) in enumerate(rows):
                 for key in names:
                     self._set(key, Value(f"g{number}", i, number))
-
-    def _end(self) -> None:
-        end = self.block.end
-        wanted = self._alive()
-        if end is not None:
-            wanted -= set() if end.guard else set(keys(end.written()))
-            wanted |= set(keys(end.read()))
-        self._store(sorted(wanted), len(self.block.ops))
 
 
 def as_slice(numbers: Sequence[int]) -> str | None:

@@ -41,13 +41,18 @@ OUT:
 """
 
 
-@pytest.fixture(scope="module")
-def mutation():
+def mutation_of(body, seeds, **launch):
+    """Of the launch of a body, tried under ``seeds`` schedules."""
     gpu = Gpu("sm_90a", unwritten="nan")
     gpu.captures = []
-    run(BODY, gpu=gpu, threads=64, shared=512)
+    run(body, gpu=gpu, **launch)
     (capture,) = gpu.captures
-    return Mutation(capture, schedules(3))
+    return Mutation(capture, schedules(seeds))
+
+
+@pytest.fixture(scope="module")
+def mutation():
+    return mutation_of(BODY, 3, threads=64, shared=512)
 
 
 def test_verdicts(mutation):
@@ -116,10 +121,7 @@ ld.global.u32 %r3, [%d3];
 @pytest.mark.parametrize(("after", "last"), [("", "equivalent"), (NEXT, "caught")])
 def test_what_nothing_depends_on_is_equivalent(after, last):
     """An mbarrier that nobody waits for; and a wait that nothing follows, or something."""
-    gpu = Gpu("sm_90a", unwritten="nan")
-    gpu.captures = []
-    run(UNUSED.replace("@AFTER", after), gpu=gpu, threads=64, shared=512)
-    mutation = Mutation(gpu.captures[0], schedules(2))
+    mutation = mutation_of(UNUSED.replace("@AFTER", after), 2, threads=64, shared=512)
     outcomes = {
         (m.text.split()[0].split(".")[1], m.text.split("[")[1][:3], m.change): mutation.judge(m).outcome
         for m in mutation.mutants()
@@ -153,10 +155,7 @@ END:
 )
 def test_of_two_fences_either_may_go(between, outcomes):
     """Unless something is written in between."""
-    gpu = Gpu("sm_90a", unwritten="nan")
-    gpu.captures = []
-    run(TWO_FENCES.replace("@BETWEEN", between), gpu=gpu, threads=64, shared=512)
-    mutation = Mutation(gpu.captures[0], schedules(2))
+    mutation = mutation_of(TWO_FENCES.replace("@BETWEEN", between), 2, threads=64, shared=512)
     assert [mutation.judge(m).outcome for m in mutation.mutants() if m.kind == "fence"] == outcomes
 
 
@@ -179,10 +178,7 @@ red.release.gpu.global.add.u32 [%d2], 1;
 @pytest.mark.parametrize(("body", "outcome"), [(TURNS, "caught"), (TURNS.replace("AGAIN:", "").replace("@%p1 bra AGAIN;", ""), "survived")])
 def test_additions_must_stay_in_order_where_they_were(body, outcome):
     """CTAs add in turns; without the loop nothing is in order, and so nothing is lost."""
-    gpu = Gpu("sm_90a", unwritten="nan")
-    gpu.captures = []
-    run(body, gpu=gpu, threads=1, shared=64, grid=2)
-    mutation = Mutation(gpu.captures[0], schedules(2))
+    mutation = mutation_of(body, 2, threads=1, shared=64, grid=2)
     verdicts = [mutation.judge(mutant) for mutant in mutation.mutants() if mutant.kind == "semaphore"]
     assert [verdict.outcome for verdict in verdicts] == [outcome] * 2
     assert all("order of additions" in verdict.how for verdict in verdicts) == (outcome == "caught")
@@ -205,8 +201,5 @@ READ_FIRST = "cp.async.bulk.wait_group.read 1;\nst.shared.u32 [%r1], 3;"
 
 @pytest.mark.parametrize(("between", "outcomes"), [("", ["equivalent", "caught"]), (READ_FIRST, ["caught", "caught"])])
 def test_of_two_groups_that_are_waited_for_together_one_is_enough(between, outcomes):
-    gpu = Gpu("sm_90a", unwritten="nan")
-    gpu.captures = []
-    run(TWO_STORES.replace("@", between), gpu=gpu, threads=1, shared=64)
-    mutation = Mutation(gpu.captures[0], schedules(2))
+    mutation = mutation_of(TWO_STORES.replace("@", between), 2, threads=1, shared=64)
     assert [mutation.judge(mutant).outcome for mutant in mutation.mutants() if mutant.kind == "commit"] == outcomes
