@@ -196,6 +196,8 @@ class BlackwellForwardConfig:
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
     half of every K tile's keys and of every V tile's columns, which the tensor cores of both read.
 
+    With ``v_apart`` the ring has two slots for K and one, of its size, for V, instead of ``stages`` for both.
+
     With ``pack_heads`` above 1, a power of two, the rows of a tile are pairs of a position and one of the query heads that share a key
     head, heads fastest: 128 / pack_heads positions. A group has at most that many heads; places of fewer heads are empty.
     """
@@ -213,6 +215,7 @@ class BlackwellForwardConfig:
     l2_budget: int = 63 << 20
     cta_pair: bool = False
     pack_heads: int = 1
+    v_apart: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
@@ -222,6 +225,7 @@ class BlackwellForwardConfig:
             "tile_n": (self.tile_n == 128, "P is stored in quarters of 32 keys", "use 128"),
             "registers": _register_rule(self.registers, "for example (192, 80, 48)"),
             "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
+            "v_apart": (not self.v_apart or (self.stages == 3 and not self.cta_pair), "K has two slots and V one", "use stages=3, no pair"),
             "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),
             "rescale_threshold": (0 <= self.rescale_threshold <= 8, "P must stay small in 16 bits", "use 0 to 8"),
             "rescale": (self.rescale in RESCALES, f"must be one of {', '.join(RESCALES)}", "use branch"),
@@ -262,11 +266,11 @@ def blackwell_forward_shared_memory(config: BlackwellForwardConfig, head_dim: in
     d, dv, rows = padded_head_dim(head_dim), padded_head_dim(head_dim_v), config.q_tiles * TMEM_LANES
     output = 0 if config.o_over_q else rows * dv
     keys, rest = config.tile_n // config.cluster, 1024 * (1 + config.q_tiles)
-    size = rest + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + config.stages * keys * max(d, dv) + output)
-    arithmetic = (
-        f"{rest} + (Q {rows} x {d} + {config.stages} stages x {keys} x {max(d, dv)} + O {output // dv} x {dv}) x {ELEMENT_BYTES} "
-        f"= {size} bytes"
-    )
+    ring, ring_text = config.stages * keys * max(d, dv), f"{config.stages} stages x {keys} x {max(d, dv)}"
+    if config.v_apart:
+        ring, ring_text = 2 * keys * max(d, dv) + keys * dv, f"2 K x {keys} x {max(d, dv)} + V {keys} x {dv}"
+    size = rest + ELEMENT_BYTES * (rows * (max(d, dv) if config.o_over_q else d) + ring + output)
+    arithmetic = f"{rest} + (Q {rows} x {d} + {ring_text} + O {output // dv} x {dv}) x {ELEMENT_BYTES} = {size} bytes"
     return SharedMemory(size, arithmetic)
 
 

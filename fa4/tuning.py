@@ -118,7 +118,7 @@ MOST_KEY_TILES = 3
 def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) -> BlackwellForwardConfig:
     """With as many stages as shared memory holds, up to ``MOST_KEY_TILES``; O has a place of its own where that leaves three stages.
 
-    With two, K of the next key tile could not be loaded before this one's S is complete.
+    With two, K of the next key tile could not be loaded before this one's S is complete: where it makes a third fit, V has its own.
     """
     limit = int(get_arch("sm_100a").smem_per_block)
     for o_over_q in (False, True):
@@ -128,13 +128,15 @@ def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) 
         stages = min(2 + (limit - one) // (two - one), 2 * MOST_KEY_TILES)
         if stages >= 3 or o_over_q:
             break
-    return replace(config, stages=stages, o_over_q=o_over_q)
+    config = replace(config, stages=stages, o_over_q=o_over_q)
+    apart = replace(config, stages=3, v_apart=True) if stages == 2 and not config.cta_pair else config
+    return apart if blackwell_forward_shared_memory(apart, head_dim, head_dim_v).size <= limit else config
 
 
 def with_pair(config: KernelConfig, pair: bool, head_dim: int, head_dim_v: int) -> KernelConfig:
     """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are."""
     if isinstance(config, BlackwellForwardConfig):
-        return with_stages(replace(config, cta_pair=pair, stages=2), head_dim, head_dim_v)
+        return with_stages(replace(config, cta_pair=pair, stages=2, v_apart=False), head_dim, head_dim_v)
     if isinstance(config, BlackwellBackwardConfig):
         stages = 1 if pair or backward_columns(head_dim, head_dim_v).serial else 2
         return replace(config, cta_pair=pair, stages=stages, registers=_PAIR_REGISTERS if pair else _ALONE_REGISTERS)

@@ -100,12 +100,7 @@ class Slot(NamedTuple):
 
 
 @cute.jit
-def following(slot: Slot, stages: cutlass.Constexpr[int], after_K: cutlass.Constexpr[bool] = False) -> Slot:
-    """The next slot; the parity flips where the ring starts again.
-
-    K and V take turns, K first: where the number of stages is even, the ring never starts again ``after_K``.
-    """
-    if const_expr(after_K and stages % 2 == 0):
-        return Slot(slot.index + 1, slot.phase)
+def following(slot: Slot, stages: cutlass.Constexpr[int]) -> Slot:
+    """The next slot; the parity flips where the ring starts again."""
     wraps = slot.index + 1 == stages
     return Slot(Int32(0) if wraps else slot.index + 1, slot.phase ^ Int32(wraps))

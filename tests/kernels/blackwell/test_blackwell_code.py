@@ -34,7 +34,7 @@ def case(task, arch="sm_100a", queries=LONG, **fields):
     """A task with its configuration: as tuned, or with other fields and as many stages as fit."""
     config = blackwell_forward_config(task, get_arch(arch), queries)
     if fields:
-        config = with_stages(replace(config, **fields), task.head_dim, task.head_dim_v)
+        config = with_stages(replace(config, v_apart=False, **fields), task.head_dim, task.head_dim_v)
     return task, arch, config
 
 

@@ -21,7 +21,7 @@ from fa4.config import (
 )
 from fa4.errors import ArgumentError, UnsupportedError
 from fa4.problem import AttentionProblem
-from fa4.tuning import LONG, Queries, blackwell_forward_config, with_stages
+from fa4.tuning import LONG, Queries, blackwell_forward_config, with_pair, with_stages
 
 HEAD_DIMS = range(8, 257, 8)
 ARCHS = [get_arch("sm_100a"), get_arch("sm_103a")]
@@ -87,6 +87,16 @@ def test_each_cta_of_a_pair_has_half_of_a_tile():
     assert need.size == blackwell_forward_shared_memory(BlackwellForwardConfig(stages=3), 128, 128).size
 
 
+def test_a_slot_of_its_own_for_v():
+    """Where two slots for either fit, but not three, and a third as large as V does."""
+    config = with_stages(BlackwellForwardConfig(2), 192, 128)
+    assert config == BlackwellForwardConfig(3, o_over_q=True, v_apart=True)
+    need = blackwell_forward_shared_memory(config, 192, 128)
+    assert need.arithmetic == "3072 + (Q 256 x 192 + 2 K x 128 x 192 + V 128 x 128 + O 0 x 128) x 2 = 232448 bytes"
+    assert with_pair(config, True, 192, 128) == BlackwellForwardConfig(5, o_over_q=True, cta_pair=True)
+    assert not with_stages(BlackwellForwardConfig(2), 224, 128).v_apart
+
+
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("q_tiles", [1, 2])
 @pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (224, 128)], ids=str)
@@ -96,7 +106,7 @@ def test_no_stage_more_fits(dims, q_tiles, pair):
     assert config.stages >= (3 if pair or q_tiles == 1 else 2)
     if config.stages < 6:
         with pytest.raises(UnsupportedError, match="use fewer stages"):
-            check_blackwell_forward(replace(config, stages=config.stages + 1), *dims)
+            check_blackwell_forward(replace(config, stages=config.stages + (not config.v_apart), v_apart=False), *dims)
 
 
 def test_pairs_are_for_wide_heads_and_long_queries_without_a_mask():
@@ -160,6 +170,8 @@ def test_refusals_show_their_arithmetic(dims, reason):
     ("fields", "argument", "rule"),
     [
         ({"stages": 1}, "stages", "K and V of a tile are in the ring at once"),
+        ({"v_apart": True, "stages": 4}, "v_apart", "K has two slots and V one"),
+        ({"v_apart": True, "cta_pair": True}, "v_apart", "K has two slots and V one"),
         ({"q_tiles": 3}, "q_tiles", "tensor memory holds S and O of at most two tiles"),
         ({"q_tiles": 0}, "q_tiles", "use 1 or 2"),
         ({"tile_n": 64}, "tile_n", "use 128"),

@@ -48,7 +48,7 @@ class BlackwellForward:
     def name(self) -> str:
         """Stable name of the device function, without the suffix that the DSL adds."""
         config = self.config
-        suffix = f"q{config.q_tiles}n{config.tile_n}s{config.stages}" + "pair" * config.cta_pair
+        suffix = f"q{config.q_tiles}n{config.tile_n}s{config.stages}" + "v" * config.v_apart + "pair" * config.cta_pair
         suffix += f"h{config.pack_heads}" if config.pack_heads > 1 else ""
         return kernel_name("blackwell", self.problem, suffix)
 

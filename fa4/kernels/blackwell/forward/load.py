@@ -9,12 +9,16 @@ import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
+from fa4.kernels.blackwell.forward.ring import next_key_slot, value_slot
 from fa4.kernels.common.barrier import Slot, following
 from fa4.kernels.common.tma import Source
 
+EMPTY = 1
+"""The parity that waits begin with, that of the phase before the first: slots are empty."""
+
 
 class State(NamedTuple):
-    """The next slot, and query tiles with keys so far."""
+    """The slot of the next K, and query tiles with keys so far."""
 
     slot: Slot
     used: Int32
@@ -32,8 +36,7 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
     Of a pair both CTAs have one: each copies its query tiles, its half of the keys of K and of the columns of V. At the end it waits until
     all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
-    # The phase before the first: slots begin empty.
-    state = each_tile(c, visit, State(Slot(Int32(0), Int32(1)), Int32(0)), Q, K, V)
+    state = each_tile(c, visit, State(Slot(Int32(0), Int32(EMPTY)), Int32(0)), Q, K, V)
     if c.config.cta_pair:
         drain(c, state)
 
@@ -41,24 +44,29 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
 @cute.jit
 def visit(c: Context, work: Work, state: State, Q: Source, K: Source, V: Source) -> State:
     """The query tiles and key tiles of one step of the launch."""
-    slot, at_Q, at = state.slot, (work.head, work.batch), (c.key_head(work), work.batch)
+    slot, used, config = state.slot, state.used, c.config
+    at_Q, at = (work.head, work.batch), (c.key_head(work), work.batch)
     if work.count > 0:
-        for stage in cutlass.range_constexpr(c.config.q_tiles):
-            c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            c.barriers.q_empty.wait(stage, used & 1 ^ EMPTY)
             Q.start(c, (c.query_tile(work, stage), 0), at_Q, Int32(stage), c.barriers.q_full.at(stage))
             if const_expr(stage == 0):
                 fill(c, K, part_of_k(c, work.tiles.end - 1), at, slot)
-                slot = following(slot, c.config.stages, after_K=True)
-        fill(c, V, (work.tiles.end - 1, c.rank), at, slot)
-        slot = following(slot, c.config.stages)
-    key_tile = work.tiles.end
+    key_tile = work.tiles.end - 1
     for _ in cutlass.range(work.count - 1, unroll=1):
-        key_tile = key_tile - 1
+        place = value_slot(config, slot, EMPTY)
+        if const_expr(not config.v_apart):
+            fill(c, V, (key_tile, c.rank), at, place)
+        slot = next_key_slot(config, slot, place)
         fill(c, K, part_of_k(c, key_tile - 1), at, slot)
-        slot = following(slot, c.config.stages, after_K=True)
-        fill(c, V, (key_tile - 1, c.rank), at, slot)
-        slot = following(slot, c.config.stages)
-    return State(slot, state.used + Int32(work.count > 0))
+        if const_expr(config.v_apart):
+            fill(c, V, (key_tile, c.rank), at, place)
+        key_tile = key_tile - 1
+    if work.count > 0:
+        place = value_slot(config, slot, EMPTY)
+        fill(c, V, (key_tile, c.rank), at, place)
+        slot = next_key_slot(config, slot, place)
+    return State(slot, used + Int32(work.count > 0))
 
 
 @cute.jit
@@ -69,7 +77,7 @@ def drain(c: Context, state: State) -> None:
         c.barriers.kv_empty.wait(slot.index, slot.phase)
         slot = following(slot, c.config.stages)
     for stage in cutlass.range_constexpr(c.config.q_tiles):
-        c.barriers.q_empty.wait(stage, state.used & 1 ^ 1)
+        c.barriers.q_empty.wait(stage, state.used & 1 ^ EMPTY)
 
 
 @cute.jit

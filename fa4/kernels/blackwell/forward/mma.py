@@ -11,10 +11,13 @@ from cutlass import Int32, Int64, const_expr
 
 from fa4.config import ELEMENT_BYTES, TMEM_LANES, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
+from fa4.kernels.blackwell.forward.ring import next_key_slot, value_slot
 from fa4.kernels.blackwell.forward.storage import query_tile_elements, slot_elements, tile_shapes
-from fa4.kernels.common.barrier import Slot, commit, following, tell
+from fa4.kernels.common.barrier import Slot, commit, tell
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
 
+FULL = 0
+"""The parity that waits for slots begin with, that of the first phase."""
 EARLY = 3 / 4
 """Share of P that the product starts with."""
 
@@ -67,7 +70,7 @@ def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
 
 
 class State(NamedTuple):
-    """The next slot; key tiles so far; query tiles so far that had any."""
+    """The slot of the next K; key tiles so far; query tiles so far that had any."""
 
     slot: Slot
     step: Int32
@@ -98,24 +101,24 @@ def run(c: Context) -> None:
         qk,
         Int32(instruction(c.dtype, rows, shapes.O[1], True)),
     )
-    each_tile(c, visit, State(Slot(Int32(0), Int32(0)), Int32(0), Int32(0)), products)
+    each_tile(c, visit, State(Slot(Int32(0), Int32(FULL)), Int32(0), Int32(0)), products)
 
 
 @cute.jit
 def visit(c: Context, work: Work, state: State, products: Products) -> State:
     """The products of one step of the launch."""
     config, barriers, count = c.config, c.barriers, work.count
-    slot, step, used = state.slot, state.step, state.used
+    K, step, used = state.slot, state.step, state.used
     if count > 0:
         for stage in cutlass.range_constexpr(config.q_tiles):
             barriers.q_full.wait(stage, used & 1)
             if const_expr(stage == 0):
-                barriers.kv_full.wait(slot.index, slot.phase)
-            scores(c, products, stage, slot.index)
-        commit(c, barriers.kv_empty.at(slot.index))
-        slot = following(slot, config.stages)
+                barriers.kv_full.wait(K.index, K.phase)
+            scores(c, products, stage, K.index)
+        commit(c, barriers.kv_empty.at(K.index))
     for _ in cutlass.range(count - 1, unroll=1):
-        V, K = slot, following(slot, config.stages)
+        V = value_slot(config, K, FULL)
+        K = next_key_slot(config, K, V)
         barriers.kv_full.wait(V.index, V.phase)
         for stage in cutlass.range_constexpr(config.q_tiles):
             values(c, products, stage, V.index, step & 1, Int32(step == state.step))
@@ -125,17 +128,17 @@ def visit(c: Context, work: Work, state: State, products: Products) -> State:
                 barriers.kv_full.wait(K.index, K.phase)
             scores(c, products, stage, K.index)
         commit(c, barriers.kv_empty.at(K.index))
-        slot = following(K, config.stages)
         step = step + 1
     if count > 0:
         for stage in cutlass.range_constexpr(config.q_tiles):
             commit(c, barriers.q_empty.at(stage))
-        barriers.kv_full.wait(slot.index, slot.phase)
+        V = value_slot(config, K, FULL)
+        barriers.kv_full.wait(V.index, V.phase)
         for stage in cutlass.range_constexpr(config.q_tiles):
-            values(c, products, stage, slot.index, step & 1, Int32(count == 1))
+            values(c, products, stage, V.index, step & 1, Int32(count == 1))
             commit(c, barriers.o_full.at(stage))
-        commit(c, barriers.kv_empty.at(slot.index))
-        slot = following(slot, config.stages)
+        commit(c, barriers.kv_empty.at(V.index))
+        K = next_key_slot(config, K, V)
         step = step + 1
         used = used + 1
-    return State(slot, step, used)
+    return State(K, step, used)

@@ -57,7 +57,7 @@ def tile_shapes(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> S
 
 
 def slot_elements(config: BlackwellForwardConfig, head_dims: tuple[int, int]) -> int:
-    """Elements of a slot of the ring."""
+    """Elements from a slot of the ring to the next."""
     return config.tile_n // config.cluster * max(map(padded_head_dim, head_dims))
 
 
@@ -80,7 +80,8 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     slot = slot_elements(config, head_dims)
     base_Q = allocator.allocate_array(dtype, config.q_tiles * size_Q, byte_alignment=1024)
-    base_K = allocator.allocate_array(dtype, config.stages * slot, byte_alignment=1024)
+    unused = slot - shapes.V[0] * shapes.V[1] if config.v_apart else 0  # the last slot, which only V comes to, ends with it
+    base_K = allocator.allocate_array(dtype, config.stages * slot - unused, byte_alignment=1024)
     base_O = base_Q if config.o_over_q else allocator.allocate_array(dtype, config.q_tiles * size_O, byte_alignment=1024)
     return Shared(
         barriers,
