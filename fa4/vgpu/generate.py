@@ -67,7 +67,7 @@ def _alone(emitter: Emitter, block: Block, positions: list[int]) -> None:
     """Instructions as they are; several are a group of ``isa.group``."""
     watch, index = emitter.watch, block.index
     watched = bool(watch.results) or any(
-        (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions
+        (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written) for p in positions
     )
     if len(positions) == 1 or watched:
         for p in positions:

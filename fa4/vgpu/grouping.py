@@ -188,13 +188,14 @@ class Schedule:
         self.known: dict[Any, Value] = {}
         self.groups: dict[Any, list[int]] = {}  # steps
         self.part = self.calculations = 0
+        self.watched = e.watch.rows.keys() | e.watch.results | e.watch.factors
         ops = block.ops
         last = self._last_uses(order)
         for positions, dead in zip(order, last, strict=True):
             position = positions[0]
             if len(positions) == 1 and self._takes_part(position):
                 self.part += 1
-                if e.sites is not None and not e.sites.loads.isdisjoint(ops[position].read() + ops[position].written()):
+                if e.sites is not None and not e.sites.loads.isdisjoint(ops[position].read + ops[position].written):
                     self.steps.append(Note(position))
                 self._calculate(ops[position], position)
             else:
@@ -212,8 +213,7 @@ class Schedule:
         e, op, where = self.e, self.block.ops[position], (self.block.index, position)
         if where in e.watch.reads or not takes_part(op):
             return False
-        watched = e.watch.rows.keys() | e.watch.results | e.watch.factors
-        return not watched or watched.isdisjoint(op.read() + op.written())
+        return not self.watched or self.watched.isdisjoint(op.read + op.written)
 
     def _last_uses(self, order: Sequence[list[int]]) -> list[set[Key]]:
         """Of each entry of the order what nobody reads behind it, among what it reads or writes."""
@@ -221,10 +221,10 @@ class Schedule:
         found = []
         for positions in reversed(order):
             ops = [self.block.ops[p] for p in positions]
-            reads = {key for op in ops for key in keys(op.read())}
-            writes = {key for op in ops for key in keys(op.written())}
+            reads = {key for op in ops for key in keys(op.read)}
+            writes = {key for op in ops for key in keys(op.written)}
             found.append((reads | writes) - alive)
-            alive -= {key for op in ops if op.guard is None for key in keys(op.written())}
+            alive -= {key for op in ops if op.guard is None for key in keys(op.written)}
             alive |= reads
         return found[::-1]
 
@@ -232,13 +232,13 @@ class Schedule:
         """What is still needed behind the last instruction but the end of the block: by that, or behind the block."""
         block = self.block
         if block.live is None:
-            needed = {key for op in block.all for key in keys(op.read() + op.written())}
+            needed = {key for op in block.all for key in keys(op.read + op.written)}
         else:
             needed = {(bits, row, half) for bits, row in block.live for half in range(1 + (bits == 64))}
         if block.end is not None:
             if block.end.guard is None:
-                needed -= set(keys(block.end.written()))
-            needed |= set(keys(block.end.read()))
+                needed -= set(keys(block.end.written))
+            needed |= set(keys(block.end.read))
         return needed
 
     # Values
@@ -316,8 +316,8 @@ class Schedule:
 
     def _alone(self, positions: list[int]) -> None:
         ops = [self.block.ops[p] for p in positions]
-        self._store([key for op in ops for key in keys(op.read() + (op.written() if op.guard else []))], positions[0])
-        written = list(keys(r for op in ops for r in op.written()))
+        self._store([key for op in ops for key in keys(op.read + (op.written if op.guard else ()))], positions[0])
+        written = list(keys(r for op in ops for r in op.written))
         for key in written:
             self._forget(key)
         self._save(written, positions[0])
