@@ -74,6 +74,15 @@ def test_masks_in_float16(attention, mask):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_few_queries_of_grouped_heads(attention, dtype, mask):
+    """Which the Blackwell kernel packs into one tile or two."""
+    for lengths, ratio in (((1, 300), 5), ((40, 150), 3), ((60, 130), 2)):
+        check(attention, AttentionShape(1, *lengths, ratio, 1, 64), dtype, **MASKS[mask])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [8, 24, 40, 64, 72, 96, 128, 192, 256, (64, 128), (192, 128), (40, 72)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
