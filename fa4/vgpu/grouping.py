@@ -171,16 +171,17 @@ def _move(op: Op) -> list[tuple[Key | None, Key | Immediate]] | None:
     return None if any(isinstance(s, Immediate) and t is not None and t[0] != 32 for t, s in pairs) else pairs
 
 
-def worth(block: Block) -> bool:
-    """Whether enough of its instructions may take part to try."""
-    return len(block.ops) >= _WORTH and sum(map(takes_part, block.ops)) >= _WORTH
+def candidates(block: Block) -> list[bool] | None:
+    """Which of its instructions may take part; None where they are too few to try."""
+    found = [takes_part(op) for op in block.ops]
+    return found if sum(found) >= _WORTH else None
 
 
 class Schedule:
     """The steps in which a block is executed."""
 
-    def __init__(self, e: Emitter, block: Block, order: Sequence[list[int]]) -> None:
-        self.e, self.block = e, block
+    def __init__(self, e: Emitter, block: Block, order: Sequence[list[int]], candidates: Sequence[bool]) -> None:
+        self.e, self.block, self.candidates = e, block, candidates
         self.steps: list[Step] = []
         self.values: dict[Key, Value] = {}
         self.dirty: set[Key] = set()  # their rows hold something else
@@ -211,7 +212,7 @@ class Schedule:
 
     def _takes_part(self, position: int) -> bool:
         e, op, where = self.e, self.block.ops[position], (self.block.index, position)
-        if where in e.watch.reads or not takes_part(op):
+        if where in e.watch.reads or not self.candidates[position]:
             return False
         return not self.watched or self.watched.isdisjoint(op.read + op.written)
 
