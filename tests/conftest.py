@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -30,6 +31,17 @@ def pytest_collection_modifyitems(config, items):
     selected = [item for item in items if "slow" not in item.keywords]
     config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
     items[:] = selected
+
+
+def pytest_configure():
+    """No collector while tests are imported; what is there then lives on, and it need not look at that again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

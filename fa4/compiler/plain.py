@@ -105,15 +105,16 @@ class _Encoder:
         module = function.__globals__.get("__name__", "")
         owner = _owner(module, path, function, required=False)
         wrapped = getattr(function, "__wrapped__", None)
+        code = _written(function)
         return [
             "function",
             owner,
-            self._code(function.__code__, path),
+            self._code(code, path),
             self.encode(function.__defaults__, f"{path} defaults"),
             self.encode(function.__kwdefaults__, f"{path} keyword defaults"),
             # A decorator's own cells hold its machinery; what it decorates is named by __wrapped__.
             None if owner and wrapped else self._cells(function, path),
-            None if owner else [[n, self._global(function.__globals__, n, path)] for n in _global_names(function.__code__)],
+            None if owner else [[n, self._global(function.__globals__, n, path)] for n in _global_names(code)],
             self.encode(wrapped, f"{path} wrapped"),
         ]
 
@@ -126,7 +127,7 @@ class _Encoder:
         return ["code", code.co_code.hex(), handlers.hex(), list(counts), [list(each) for each in names], constants]
 
     def _cells(self, function: FunctionType, path: str) -> Any:
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        cells = zip(_written(function).co_freevars, function.__closure__ or (), strict=True)
         return [[name, self._cell(cell, f"{path} closure {name}")] for name, cell in cells]
 
     def _cell(self, cell: CellType, path: str) -> Any:
@@ -159,6 +160,12 @@ class _Encoder:
 
     def _module(self, module: ModuleType, path: str) -> Any:
         return ["module", module.__name__, _owner(module.__name__, path, module)]
+
+
+def _written(function: FunctionType) -> CodeType:
+    """A function's code as it was written: the DSL puts other code in its place when it first traces it, and keeps that."""
+    code = getattr(function, "_original_code", function.__code__)
+    return code if isinstance(code, CodeType) else function.__code__
 
 
 def unkeyable(path: str, value: object, remedy: str) -> CompileError:

@@ -104,11 +104,11 @@ def order(block: Block) -> list[int]:
     readers: dict[Register, list[int]] = {}
     ordered = -1
     for i, op in enumerate(ops):
-        for r in op.read():
+        for r in op.read:
             if r in writer:
                 edge(writer[r], i, costs[writer[r]].clocks if costs[writer[r]].pipe != "none" else 0)
             readers.setdefault(r, []).append(i)
-        for r in op.written():
+        for r in op.written:
             for reader in readers.pop(r, ()):
                 if reader != i:
                     edge(reader, i, 0)
@@ -193,8 +193,8 @@ class _Builder:
         sources: dict[Register, frozenset[Register]] = {}
         real: list[tuple[frozenset[Register], tuple[Register, ...]]] = []
         for op in ops:  # registers that moves only rename
-            reads = frozenset[Register]().union(*(sources.get(r, frozenset((r,))) for r in op.read()))
-            written = tuple(op.written())
+            reads = frozenset[Register]().union(*(sources.get(r, frozenset((r,))) for r in op.read))
+            written = op.written
             free = cost(op).pipe == "none"
             real.append((reads, written))
             for r in written:

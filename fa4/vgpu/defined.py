@@ -29,7 +29,7 @@ def watch(kernel: Kernel) -> Watch:
     number: dict[Register, int] = {}
     for block in kernel.blocks:
         for op in _ops(block):
-            for register in op.read() + op.written():
+            for register in op.read + op.written:
                 number.setdefault(register, len(number))
     everything = (1 << len(number)) - 1
     entry = {block.index: everything for block in kernel.blocks}
@@ -51,15 +51,15 @@ def watch(kernel: Kernel) -> Watch:
     for index in sorted(visited):
         state = entry[index]
         for position, op in enumerate(_ops(kernel.blocks[index])):
-            early = [r for r in dict.fromkeys(op.read()) if not state >> number[r] & 1]
+            early = [r for r in dict.fromkeys(op.read) if not state >> number[r] & 1]
             for register in early:
                 rows.setdefault(register, len(rows))
             if early:
                 reads[index, position] = tuple(early)
             state = _after(op, state, number)
     multiplies = [op for block in kernel.blocks for op in block.ops if op.name == "wgmma" and "mma_async" in op.mods]
-    results = frozenset(r for op in multiplies for r in op.written())
-    factors = frozenset(r for op in multiplies for r in op.read() if r.bits == 32)
+    results = frozenset(r for op in multiplies for r in op.written)
+    factors = frozenset(r for op in multiplies for r in op.read if r.bits == 32)
     return Watch(rows, reads, results, factors)
 
 
@@ -68,7 +68,7 @@ def is_copy(op: Op) -> bool:
     return (
         op.name == "mov"
         and all(isinstance(o, Register) for o in op.operands)
-        and len({o.bits for o in op.read()} | {op.written()[0].bits}) == 1
+        and len({o.bits for o in op.read} | {op.written[0].bits}) == 1
     )
 
 
@@ -80,8 +80,8 @@ def _after(op: Op, state: int, number: dict[Register, int]) -> int:
     if op.guard is not None:
         return state
     if is_copy(op):
-        bit = 1 << number[op.written()[0]]
-        return state | bit if state >> number[op.read()[0]] & 1 else state & ~bit
-    for register in op.written():
+        bit = 1 << number[op.written[0]]
+        return state | bit if state >> number[op.read[0]] & 1 else state & ~bit
+    for register in op.written:
         state |= 1 << number[register]
     return state

@@ -71,6 +71,7 @@ _UFUNCS = [
 _NAMESPACE: dict[str, Any] = {"np": np, **{name: getattr(np, name) for name in _UFUNCS}}
 _VIEWS = ("u8", "s8", "u16", "s16", "f16", "u32", "s32", "f32", "u64", "s64", "f64", "x2", "lo", "hi", "p", "D", "S")
 _BANKS = ("R32", "LO", "HI", "P")  # the rows of some of them as one array
+_INDEXED = re.compile(r"\b(\w+)\[")
 
 
 def view_name(type_: str) -> str:
@@ -265,8 +266,8 @@ class Emitter:
         """Whoever reads what a tcgen05.ld brings waits for it."""
         if self.sites is None:
             return
-        written = self.sites.loads.intersection(op.written())
-        read = self.sites.loads.intersection(op.read())
+        written = self.sites.loads.intersection(op.written)
+        read = self.sites.loads.intersection(op.read)
         if op.name == "mov" and read:
             rows, to = (self.fixed(sum(register_bit(r) for r in registers)) for registers in (read, written))
             self.line(f"if g.cta.hazards.tensor.loading: g.cta.hazards.tensor.moved(g, {rows}, {to})")
@@ -340,13 +341,13 @@ class Emitter:
         isa.emit(self, op)
         if later:
             self.line(later)
-        for register in op.written():
+        for register in op.written:
             row = self.watch.rows.get(register)
             if row is not None:
                 where = f", where={self.mask}" if self.mask else ""
                 state = "True"
-                if is_copy(op) and op.read()[-1] in self.watch.rows:
-                    state = f"D[{self.watch.rows[op.read()[-1]]}]"
+                if is_copy(op) and op.read[-1] in self.watch.rows:
+                    state = f"D[{self.watch.rows[op.read[-1]]}]"
                 self.line(f"copyto(D[{row}], {state}{where})")
 
     def check_multiplications(self, op: Op) -> None:
@@ -356,8 +357,8 @@ class Emitter:
         if op.name == "wgmma":
             self.tell_touched()
             return
-        read = self.watch.results.intersection(op.read())
-        written = (self.watch.results | self.watch.factors).intersection(op.written())
+        read = self.watch.results.intersection(op.read)
+        written = (self.watch.results | self.watch.factors).intersection(op.written)
         if read or written:
             rows = (_rows(self, registers) for registers in (read, written))
             self.line(f"if {self.pending()}.busy: pending.check(g, {', '.join(rows)}, {self.masked})")
@@ -397,13 +398,14 @@ class Emitter:
             value = f"p[{register.index}]"
             value = f"logical_not({value})" if negated else value
             self.mask = self.temporary(f"logical_and({value}, {self.base_mask})" if self.base_mask else value)
-            if not negated and self.base_mask is None and register in op.written():  # it overwrites its own guard
+            if not negated and self.base_mask is None and register in op.written:  # it overwrites its own guard
                 self.line(f"{self.mask} = {self.mask}.copy()")
 
     def finish(self, name: str) -> Compiled:
         """Compile what was written."""
         text = "\n".join(self.lines)
-        prologue = [f"    {view} = g.{view}" for view in (*_VIEWS, *_BANKS) if re.search(rf"\b{view}\[", text)]
+        indexed = set(_INDEXED.findall(text))
+        prologue = [f"    {view} = g.{view}" for view in (*_VIEWS, *_BANKS) if view in indexed]
         source = "\n".join(["def run(g, m):", *prologue, text or "    pass"])
         exec(compile(source, f"<vgpu {name}>", "exec"), self.namespace)
         positions = [-1] * (1 + len(prologue)) + self.positions

@@ -16,7 +16,7 @@ from fa4.vgpu import isa
 from fa4.vgpu.defined import Watch
 from fa4.vgpu.emit import NUMPY_TYPES, Compiled, EmitError, Emitter, immediate_bits, view_name
 from fa4.vgpu.errors import UnsupportedInstructionError
-from fa4.vgpu.grouping import Alone, Calculation, Column, Note, Result, Save, Schedule, Store, Value, as_slice, bank, worth
+from fa4.vgpu.grouping import Alone, Calculation, Column, Note, Result, Save, Schedule, Store, Value, as_slice, bank, candidates
 from fa4.vgpu.hazards import Sites
 from fa4.vgpu.program import Block, Immediate, Kernel, Operand
 
@@ -51,7 +51,8 @@ def compile_block(kernel: Kernel, watch: Watch, place: tuple[int, bool], how: Ho
     order = isa.group(block.ops)
     emitter = _GroupEmitter(kernel, watch, None if full else "m", how.shared_base, how.clustered, how.sites, how.observed)
     try:
-        schedule = Schedule(emitter, block, order) if full and how.grouped and worth(block) else None
+        grouped = candidates(block) if full and how.grouped else None
+        schedule = None if grouped is None else Schedule(emitter, block, order, grouped)
         if schedule is None or not schedule.pays:
             for positions in order:
                 _alone(emitter, block, positions)
@@ -67,7 +68,7 @@ def _alone(emitter: Emitter, block: Block, positions: list[int]) -> None:
     """Instructions as they are; several are a group of ``isa.group``."""
     watch, index = emitter.watch, block.index
     watched = bool(watch.results) or any(
-        (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written()) for p in positions
+        (index, p) in watch.reads or not watch.rows.keys().isdisjoint(block.ops[p].written) for p in positions
     )
     if len(positions) == 1 or watched:
         for p in positions:

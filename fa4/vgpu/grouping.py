@@ -171,16 +171,17 @@ def _move(op: Op) -> list[tuple[Key | None, Key | Immediate]] | None:
     return None if any(isinstance(s, Immediate) and t is not None and t[0] != 32 for t, s in pairs) else pairs
 
 
-def worth(block: Block) -> bool:
-    """Whether enough of its instructions may take part to try."""
-    return len(block.ops) >= _WORTH and sum(map(takes_part, block.ops)) >= _WORTH
+def candidates(block: Block) -> list[bool] | None:
+    """Which of its instructions may take part; None where they are too few to try."""
+    found = [takes_part(op) for op in block.ops]
+    return found if sum(found) >= _WORTH else None
 
 
 class Schedule:
     """The steps in which a block is executed."""
 
-    def __init__(self, e: Emitter, block: Block, order: Sequence[list[int]]) -> None:
-        self.e, self.block = e, block
+    def __init__(self, e: Emitter, block: Block, order: Sequence[list[int]], candidates: Sequence[bool]) -> None:
+        self.e, self.block, self.candidates = e, block, candidates
         self.steps: list[Step] = []
         self.values: dict[Key, Value] = {}
         self.dirty: set[Key] = set()  # their rows hold something else
@@ -188,13 +189,14 @@ class Schedule:
         self.known: dict[Any, Value] = {}
         self.groups: dict[Any, list[int]] = {}  # steps
         self.part = self.calculations = 0
+        self.watched = e.watch.rows.keys() | e.watch.results | e.watch.factors
         ops = block.ops
         last = self._last_uses(order)
         for positions, dead in zip(order, last, strict=True):
             position = positions[0]
             if len(positions) == 1 and self._takes_part(position):
                 self.part += 1
-                if e.sites is not None and not e.sites.loads.isdisjoint(ops[position].read() + ops[position].written()):
+                if e.sites is not None and not e.sites.loads.isdisjoint(ops[position].read + ops[position].written):
                     self.steps.append(Note(position))
                 self._calculate(ops[position], position)
             else:
@@ -210,10 +212,9 @@ class Schedule:
 
     def _takes_part(self, position: int) -> bool:
         e, op, where = self.e, self.block.ops[position], (self.block.index, position)
-        if where in e.watch.reads or not takes_part(op):
+        if where in e.watch.reads or not self.candidates[position]:
             return False
-        watched = e.watch.rows.keys() | e.watch.results | e.watch.factors
-        return not watched or watched.isdisjoint(op.read() + op.written())
+        return not self.watched or self.watched.isdisjoint(op.read + op.written)
 
     def _last_uses(self, order: Sequence[list[int]]) -> list[set[Key]]:
         """Of each entry of the order what nobody reads behind it, among what it reads or writes."""
@@ -221,10 +222,10 @@ class Schedule:
         found = []
         for positions in reversed(order):
             ops = [self.block.ops[p] for p in positions]
-            reads = {key for op in ops for key in keys(op.read())}
-            writes = {key for op in ops for key in keys(op.written())}
+            reads = {key for op in ops for key in keys(op.read)}
+            writes = {key for op in ops for key in keys(op.written)}
             found.append((reads | writes) - alive)
-            alive -= {key for op in ops if op.guard is None for key in keys(op.written())}
+            alive -= {key for op in ops if op.guard is None for key in keys(op.written)}
             alive |= reads
         return found[::-1]
 
@@ -232,13 +233,13 @@ class Schedule:
         """What is still needed behind the last instruction but the end of the block: by that, or behind the block."""
         block = self.block
         if block.live is None:
-            needed = {key for op in block.all for key in keys(op.read() + op.written())}
+            needed = {key for op in block.all for key in keys(op.read + op.written)}
         else:
             needed = {(bits, row, half) for bits, row in block.live for half in range(1 + (bits == 64))}
         if block.end is not None:
             if block.end.guard is None:
-                needed -= set(keys(block.end.written()))
-            needed |= set(keys(block.end.read()))
+                needed -= set(keys(block.end.written))
+            needed |= set(keys(block.end.read))
         return needed
 
     # Values
@@ -316,8 +317,8 @@ class Schedule:
 
     def _alone(self, positions: list[int]) -> None:
         ops = [self.block.ops[p] for p in positions]
-        self._store([key for op in ops for key in keys(op.read() + (op.written() if op.guard else []))], positions[0])
-        written = list(keys(r for op in ops for r in op.written()))
+        self._store([key for op in ops for key in keys(op.read + (op.written if op.guard else ()))], positions[0])
+        written = list(keys(r for op in ops for r in op.written))
         for key in written:
             self._forget(key)
         self._save(written, positions[0])

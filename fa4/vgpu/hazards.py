@@ -69,7 +69,7 @@ class Sites:
         """Instructions at a named barrier together with others."""
         self.shift, self.global_shift = (grain(kernel, space).bit_length() - 1 for space in ("shared", "global"))
         loads = [op for block in kernel.blocks for op in block.ops if op.name == "tcgen05" and op.mods[0] == "ld"]
-        self.loads = _copies(kernel, {r for op in loads for r in op.written()})
+        self.loads = _copies(kernel, {r for op in loads for r in op.written})
 
     def number(self, op: Op) -> int:
         """The number of an instruction; all beyond the last one share it."""
@@ -471,7 +471,7 @@ class Hazards:
 def _copies(kernel: Kernel, registers: set[Register]) -> frozenset[Register]:
     """Registers, and all that they are moved to."""
     moves = [op for block in kernel.blocks for op in block.ops if op.name == "mov"]
-    while more := {r for op in moves if not registers.isdisjoint(op.read()) for r in op.written()} - registers:
+    while more := {r for op in moves if not registers.isdisjoint(op.read) for r in op.written} - registers:
         registers |= more
     return frozenset(registers)
 

@@ -9,15 +9,19 @@ from fa4.vgpu.errors import PtxSyntaxError
 
 _TOKEN = re.compile(
     r"""
-    (?P<space>[ \t\r\f]+)
-  | (?P<newline>\n)
-  | (?P<comment>//[^\n]*|/\*.*?\*/)
-  | (?P<string>"[^"\n]*")
-  | (?P<number>0[fF][0-9a-fA-F]{8}\b | 0[dD][0-9a-fA-F]{16}\b | 0[xX][0-9a-fA-F]+U?\b | 0[bB][01]+U?\b
+    [ \t\r\f]*
+    (?:
+      (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
+    | (?P<mark>[{}()\[\];,:@!+\-|<>=~])
+    | (?P<newline>\n)
+    | (?P<number>0[fF][0-9a-fA-F]{8}\b | 0[dD][0-9a-fA-F]{16}\b | 0[xX][0-9a-fA-F]+U?\b | 0[bB][01]+U?\b
       | \d+\.\d*(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+ | \d+U?\b)
-  | (?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
-  | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
-  | (?P<mark>[{}()\[\];,:@!+\-|<>=~])
+    | (?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
+    | (?P<comment>//[^\n]*|/\*.*?\*/)
+    | (?P<string>"[^"\n]*")
+    | (?P<end>\Z)
+    | (?P<unknown>.)
+    )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -41,16 +45,19 @@ def tokenize(text: str) -> list[Token]:
     """
     text = text.rstrip("\0")  # dumps of the DSL may end in NUL bytes
     tokens = []
-    line, position = 1, 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise PtxSyntaxError(f"PTX line {line}: unexpected {text[position : position + 20]!r}")
-        kind, word = str(match.lastgroup), match[0]
-        if kind not in ("space", "newline", "comment"):
-            tokens.append(Token(kind, word, line))
-        line += word.count("\n")
-        position = match.end()
+    line = 1
+    for match in _TOKEN.finditer(text):
+        kind, place = match.lastgroup, match.lastindex
+        assert kind is not None
+        assert place is not None
+        if kind == "newline":
+            line += 1
+        elif kind == "comment":
+            line += match[place].count("\n")
+        elif kind == "unknown":
+            raise PtxSyntaxError(f"PTX line {line}: unexpected {text[match.start(place) : match.start(place) + 20]!r}")
+        elif kind != "end":
+            tokens.append(Token(kind, match[place], line))
     return tokens
 
 

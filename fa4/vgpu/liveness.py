@@ -6,7 +6,7 @@ their names and identities; only ``Register.index``, the row, changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,13 @@ def share_rows(kernel: Kernel) -> Kernel:
             else:
                 for r in new:
                     _place([r], spans, until, rows)
+    named: dict[Register, Register] = {r: r._replace(index=row) for r, row in rows.items()}
     used = {bits: 1 + max((row for r, row in rows.items() if r.bits == bits), default=-1) for bits in kernel.registers}
     blocks = tuple(
         replace(
             b,
-            ops=tuple(_renamed(op, rows) for op in b.ops),
-            end=None if b.end is None else _renamed(b.end, rows),
+            ops=tuple(_renamed(op, named) for op in b.ops),
+            end=None if b.end is None else _renamed(b.end, named),
             live=frozenset((r.bits, rows[r]) for r in alive),
         )
         for b, alive in zip(kernel.blocks, live, strict=True)
@@ -59,7 +60,7 @@ def _lists(op: Op) -> Iterator[list[Register]]:
             vector = [o for o in operand.items if isinstance(o, Register)]
             if len({r.bits for r in vector}) == 1:
                 yield vector
-    for r in op.read() + op.written():
+    for r in op.read + op.written:
         yield [r]
 
 
@@ -88,7 +89,7 @@ def _spans(kernel: Kernel) -> tuple[dict[Register, tuple[int, int]], list[list[R
     """First and last position of each register at which it is used or alive, and what is alive behind each block."""
     number: dict[Register, int] = {}
     for op in _ops(kernel):
-        for r in op.read() + op.written():
+        for r in op.read + op.written:
             number.setdefault(r, len(number))
     uses, kills = zip(*(_effects(b, number) for b in kernel.blocks), strict=True)
     alive = list(uses)  # at the beginning of each block
@@ -101,25 +102,26 @@ def _spans(kernel: Kernel) -> tuple[dict[Register, tuple[int, int]], list[list[R
             changed |= before != alive[block.index]
             alive[block.index] = before
     registers = list(number)
-    first, last = [_LONG] * len(registers), [-1] * len(registers)
+    first: dict[Register, int] = {}
+    last: dict[Register, int] = {}
 
-    def reach(position: int, indices: Iterator[int]) -> None:
-        for i in indices:
-            first[i], last[i] = min(first[i], position), max(last[i], position)
+    def reach(position: int, reached: Iterable[Register]) -> None:  # positions come in order
+        for r in reached:
+            first.setdefault(r, position)
+            last[r] = position
 
     position = 0
+    live = []
     for block in kernel.blocks:
-        reach(position, _bits(alive[block.index]))
-        for op in block.ops if block.end is None else (*block.ops, block.end):
-            reach(position, (number[r] for r in op.read() + op.written()))
-            if op.name == "wgmma":
-                throughout = [number[r] for r in op.read() + op.written() if r.bits == 32]
-                reach(0, iter(throughout))
-                reach(_LONG, iter(throughout))
+        reach(position, (registers[i] for i in _bits(alive[block.index])))
+        for op in block.all:
+            reach(position, op.read + op.written)
             position += 1
-        reach(max(position - 1, 0), _bits(_after(block, alive)))
-    live = [[registers[i] for i in _bits(_after(block, alive))] for block in kernel.blocks]
-    return {r: (first[i], last[i]) for i, r in enumerate(registers)}, live
+        live.append([registers[i] for i in _bits(_after(block, alive))])
+        if block.all:  # behind an empty one as much is alive as before it
+            reach(position - 1, live[-1])
+    throughout = {r for op in _ops(kernel) if op.name == "wgmma" for r in op.read + op.written if r.bits == 32}
+    return {r: (0, _LONG) if r in throughout else (first[r], last[r]) for r in registers}, live
 
 
 def _after(block: Block, alive: list[int]) -> int:
@@ -135,10 +137,10 @@ def _effects(block: Block, number: dict[Register, int]) -> tuple[int, int]:
     use = kill = 0
     for op in reversed(block.ops if block.end is None else (*block.ops, block.end)):
         if op.guard is None:
-            for r in op.written():
+            for r in op.written:
                 use &= ~(1 << number[r])
                 kill |= 1 << number[r]
-        for r in op.read():
+        for r in op.read:
             use |= 1 << number[r]
     return use, kill
 
@@ -150,18 +152,19 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _renamed(op: Op, rows: dict[Register, int]) -> Op:
-    guard = None if op.guard is None else (replace(op.guard[0], index=rows[op.guard[0]]), op.guard[1])
-    return replace(op, operands=tuple(_operand(o, rows) for o in op.operands), guard=guard)
+def _renamed(op: Op, named: dict[Register, Register]) -> Op:
+    guard = op.guard and (named[op.guard[0]], op.guard[1])
+    operands = tuple([named[o] if isinstance(o, Register) else _operand(o, named) for o in op.operands])
+    return Op(op.name, op.mods, operands, guard, op.line, op.text, op.source)
 
 
-def _operand(o: Operand, rows: dict[Register, int]) -> Any:
+def _operand(o: Operand, named: dict[Register, Register]) -> Any:
     if isinstance(o, Register):
-        return replace(o, index=rows[o])
+        return named[o]
     if isinstance(o, Tuple):
-        return Tuple(tuple(_operand(item, rows) for item in o.items))
+        return Tuple(tuple(_operand(item, named) for item in o.items))
     if isinstance(o, Inverse):
-        return Inverse(_operand(o.register, rows))
+        return Inverse(named[o.register])
     if isinstance(o, Address):
-        return Address(_operand(o.base, rows), o.offset, tuple(_operand(item, rows) for item in o.extra))
+        return Address(_operand(o.base, named), o.offset, tuple(_operand(item, named) for item in o.extra))
     return o

@@ -43,20 +43,23 @@ class _Parser:
     """Recursive descent with one token of lookahead."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens = tokens
+        self.tokens = [*tokens, _END, _END]  # so that what follows the last one can be asked for
         self.at = 0
+        self.names: dict[str, Name] = {}  # most are written more than once
 
     def peek(self, ahead: int = 0) -> Token:
-        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else _END
+        return self.tokens[self.at + ahead]
 
     def next(self) -> Token:
-        token = self.peek()
-        self.at += 1
+        token = self.tokens[self.at]
+        self.at += token is not _END
         return token
 
     def accept(self, *texts: str) -> str:
-        if self.peek().text in texts and self.peek().kind != "string":
-            return self.next().text
+        token = self.tokens[self.at]
+        if token.text in texts and token.kind != "string":
+            self.at += 1
+            return token.text
         return ""
 
     def expect(self, text: str) -> Token:
@@ -120,8 +123,6 @@ class _Parser:
         return Module(version, tuple(target), size, tuple(variables), tuple(functions), tuple(files))
 
     def skip_section(self) -> None:
-        while self.next().text != "{":
-            pass
         while self.next().text != "}":
             if self.peek().kind == "end":
                 raise self.error("a section does not end")
@@ -219,7 +220,7 @@ class _Parser:
         statements: list[Statement] = []
         while not self.accept("}"):
             if self.peek().kind == "end":
-                raise self.error("a body does not end", self.tokens[-1])
+                raise self.error("a body does not end", self.tokens[self.at - 1])
             statements += self.statement()
         return Scope(tuple(statements))
 
@@ -281,7 +282,9 @@ class _Parser:
         return Pair(first, self.primary()) if self.accept("|") else first
 
     def primary(self) -> Operand:
-        token = self.peek()
+        token = self.tokens[self.at]
+        if token.kind == "word":
+            return self.name()
         if token.text == "{":
             return Vector(self.items("{", "}"))
         if token.text == "(":
@@ -293,7 +296,15 @@ class _Parser:
             if self.peek().kind != "number":
                 raise self.error(f"expected a number, found {self.peek().text!r}")
             return Number(("" if sign == "+" else sign) + self.next().text)
-        return Name(self.word(), self.offset())
+        return self.name()
+
+    def name(self) -> Name:
+        text, offset = self.word(), self.offset()
+        if offset:
+            return Name(text, offset)
+        if text not in self.names:
+            self.names[text] = Name(text)
+        return self.names[text]
 
     def items(self, opening: str, closing: str) -> tuple[Operand, ...]:
         self.expect(opening)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from fa4.vgpu import syntax
 from fa4.vgpu.errors import LaunchError, PtxSyntaxError
@@ -52,12 +52,11 @@ GLOBAL_BASE = 1 << 52
 """Address of the first module-scope global variable; far above any host address, below the generic windows."""
 
 
-@dataclass(frozen=True)
-class Register:
+class Register(NamedTuple):
     """Row ``index`` of the registers of ``bits`` bits (1: predicates); ``number`` tells those apart that share a row and a name."""
 
     bits: int
-    index: int
+    index: int  # type: ignore[assignment]  # not what tuples call index, which nobody asks a register for
     name: str
     number: int = 0
 
@@ -150,14 +149,16 @@ class Op:
             return self.operands[: {("dealloc",): 0, ("ld", "red"): 2}.get(self.mods[: 1 + ("red" in self.mods)], 1)]
         return self.operands[:1]
 
-    def written(self) -> list[Register]:
+    @cached_property
+    def written(self) -> tuple[Register, ...]:
         """Registers it writes."""
-        return _registers(self.results())
+        return tuple(_registers(self.results()))
 
-    def read(self) -> list[Register]:
+    @cached_property
+    def read(self) -> tuple[Register, ...]:
         """Registers it reads, its guard included."""
         guard = [self.guard[0]] if self.guard else []
-        return guard + _registers(self.operands[len(self.results()) :])
+        return tuple(guard + _registers(self.operands[len(self.results()) :]))
 
     @property
     def opcode(self) -> str:

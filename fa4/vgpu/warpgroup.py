@@ -228,6 +228,8 @@ class Multiplications:
     def check(self, gang: Gang, read: Array, written: Array, mask: Array | None) -> None:
         """Registers that an instruction is about to read or write must not belong to a multiplication on its way."""
         here = slice(gang.first, gang.last)
+        if not any(map(np.count_nonzero, (self.results[read, here], self.results[written, here], self.factors[written, here]))):
+            return  # as nearly always
         bad = self.results[read, here].any(0) | self.results[written, here].any(0) | self.factors[written, here].any(0)
         lanes = np.repeat(bad, 32) if mask is None else np.repeat(bad, 32) & mask
         if lanes.any():
@@ -249,7 +251,9 @@ def per_warp(values: Array, gang: Gang, name: str) -> Array:
     Raises:
         FaultError: the lanes of a warp disagree.
     """
-    rows = np.broadcast_to(values, gang.n).reshape(-1, 32)
+    if values.size == 1:
+        return np.repeat(values, gang.warps)
+    rows = values.reshape(-1, 32)
     differs = (rows != rows[:, :1]).any(1)
     if differs.any():
         raise FaultError(DivergenceError, f"the {name} differs between lanes of a warp", np.repeat(differs, 32))

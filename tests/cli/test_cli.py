@@ -148,12 +148,12 @@ def test_verify_gradients_and_their_bits(capsys, monkeypatch):
     monkeypatch.setattr(verify, "_LENGTHS", [(65, 40)])
     monkeypatch.setattr(verify, "_BITS_LENGTHS", (40, 300))
     monkeypatch.setattr(verify, "_HEADS", (1, 1))
-    monkeypatch.setattr(verify, "_MASKS", {"full": {}})
+    monkeypatch.setattr(verify, "_MASKS", {"causal": {"causal": True}})
     assert main(["verify", "--arch", "sm_100a", "--direction", "backward", "--deterministic", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[3] for line in lines if line.startswith("D 64, full  ")] == ["out", "lse", "dq", "dk", "dv"]
+    assert [line.split()[3] for line in lines if line.startswith("D 64, causal ")] == ["out", "lse", "dq", "dk", "dv"]
     assert lines[-2] == "all 5 results within their bound"
-    assert lines[-1] == "D 64, full, lengths (40, 300): 2 runs gave the same bits in out, lse, dq, dk, dv"
+    assert lines[-1] == "D 64, causal, lengths (40, 300): 2 runs gave the same bits in out, lse, dq, dk, dv"
 
 
 @pytest.mark.vgpu

@@ -304,6 +304,21 @@ def test_a_mutated_global_changes_the_key(monkeypatch):
     assert function_key(calls_another) != before
 
 
+def test_tracing_a_function_does_not_change_its_key():
+    """The DSL puts code with its own branches in the place of a function's when it first traces it."""
+    import cutlass.cute as cute
+    from cutlass.base_dsl.dsl import BaseDSL
+
+    @cute.jit
+    def positive(x):
+        return x if x > 1 else -x
+
+    before, code = function_key(positive), positive.__wrapped__.__code__
+    BaseDSL._preprocess_and_replace_code(positive.__wrapped__)
+    assert positive.__wrapped__.__code__ is not code
+    assert function_key(positive) == before
+
+
 def test_a_changed_default_changes_the_key(monkeypatch):
     before = function_key(with_default)
     monkeypatch.setattr(with_default, "__defaults__", (0.75,))

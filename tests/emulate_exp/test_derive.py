@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fa4.emulate_exp import COEFFICIENTS, __main__
+from fa4.emulate_exp.coefficients import CONTINUOUS
 from fa4.emulate_exp.derive import derive, remez
 
 
@@ -51,6 +52,7 @@ def test_command_compares_with_what_is_in_use(monkeypatch, capsys):
     monkeypatch.setattr("fa4.emulate_exp.derive.derive", lambda degree: COEFFICIENTS[degree])
     assert __main__.main(["--derive", "--degree", "3"]) == 0
     assert "as in use" in capsys.readouterr().out
+    monkeypatch.setattr("fa4.emulate_exp.derive.derive_continuous", lambda: CONTINUOUS[3])  # as it just was
     monkeypatch.setattr("fa4.emulate_exp.derive.derive", lambda _degree: (1.0, 0.5))
     assert __main__.main(["--derive", "--degree", "3"]) == 1
     assert "IN USE: (1.0, 0.695" in capsys.readouterr().out

@@ -138,6 +138,6 @@ def test_a_list_schedule_keeps_dependencies_and_the_order_of_events():
     assert sorted(positions) == list(range(len(ops)))
     names = [ops[i].name for i in order(block)]
     assert names.index("add") > names.index("ex2") + 1  # both ex2 before the first that needs one
-    written = {r: i for i, op in enumerate(ops) for r in op.written()}
-    assert all(positions[written[r]] < positions[i] for i, op in enumerate(ops) for r in op.read() if r in written)
+    written = {r: i for i, op in enumerate(ops) for r in op.written}
+    assert all(positions[written[r]] < positions[i] for i, op in enumerate(ops) for r in op.read if r in written)
     assert [cost(op).pipe for op in ops if op.name in ("ex2", "mov")] == ["mufu", "mufu", "none"]

@@ -305,7 +305,9 @@ def test_fake_tensors_are_not_launched(devices):
 
 
 @pytest.mark.vgpu
-@pytest.mark.parametrize("options", [{"causal": True}, {"window_size": (40, 9), "softmax_scale": -0.3}, {"softcap": 10.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"window_size": (40, 9), "softmax_scale": -0.3}, {"window_size": (40, 9), "softcap": 10.0}], ids=str
+)
 def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
     """The whole way of a CUDA tensor, the kernel itself included."""
     gpu = Gpu("sm_80")

@@ -21,9 +21,9 @@ def test_lengths(attention, lengths):
     check(attention, AttentionShape(2, *lengths, 4, 2, 64), causal=True)
 
 
-@pytest.mark.parametrize("ratio", [1, 8])
-def test_grouped_heads(attention, ratio):
-    check(attention, AttentionShape(1, 65, 129, ratio, 1, 64), causal=True)
+@pytest.mark.parametrize(("seqlen_q", "ratio"), [(65, 1), (15, 8), pytest.param(65, 8, marks=pytest.mark.slow)])
+def test_grouped_heads(attention, seqlen_q, ratio):
+    check(attention, AttentionShape(1, seqlen_q, 129, ratio, 1, 64), causal=True)
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0, 2.0])
@@ -71,6 +71,15 @@ def test_nan_reaches_the_rows_that_see_it_and_no_other(attention):
 @pytest.mark.parametrize("mask", ["full", "softcap"])
 def test_masks_in_float16(attention, mask):
     check(attention, AttentionShape(1, 130, 129, 2, 1, 64), torch.float16, **MASKS[mask])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_few_queries_of_grouped_heads(attention, dtype, mask):
+    """Which the Blackwell kernel packs into one tile or two."""
+    for lengths, ratio in (((1, 300), 5), ((40, 150), 3), ((60, 130), 2)):
+        check(attention, AttentionShape(1, *lengths, ratio, 1, 64), dtype, **MASKS[mask])
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ def rows_of(body: str) -> dict[str, int]:
     found = {}
     for block in Program.parse(kernel(body)).kernels["k"].blocks:
         for op in block.ops if block.end is None else (*block.ops, block.end):
-            found |= {r.name: r.index for r in op.read() + op.written() if r.bits == 32}
+            found |= {r.name: r.index for r in op.read + op.written if r.bits == 32}
     return found
 
 

@@ -163,7 +163,7 @@ def test_results_of_a_vector_load_lie_side_by_side():
     program = Program.parse(kernel("ld.global.v4.u32 {%r90, %r80, %r70, %r60}, [%d0+16];"))
     (block,) = program.kernels["k"].blocks
     load = block.ops[-1]
-    rows = [r.index for r in load.written()]
+    rows = [r.index for r in load.written]
     assert rows == list(range(rows[0], rows[0] + 4))
     assert load.operands[1] == Address(Register(64, 0, "%d0"), 16)
     assert program.kernels["k"].registers[32] == 4

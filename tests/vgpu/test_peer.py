@@ -29,21 +29,20 @@ needs_peer = [
     pytest.mark.skipif(not installed(), reason=f"flash-attn-4 {VERSION} is not installed: pip install '.[peer]'"),
 ]
 
-HOPPER = Witness((64, 64), "causal", (3, 1), ((200, 333),), backward=True, deterministic=True)
-PAIRS = Witness((128, 128), "full", (2, 1), ((200, 333),), backward=True)
-# Few compiled kernels: forward, backward, and those before and after it, each in few variants.
+# Three key tiles add to a query tile, and three heads to a key tile: with two the order changes nothing.
+HOPPER = Witness((64, 64), "causal", (3, 1), ((70, 333),), backward=True, deterministic=True)
+PAIRS = Witness((128, 128), "full", (2, 1), ((140, 270),), backward=True)
+# Few compiled kernels: forward, backward, and those before and after it, each in few variants that have many features.
 CASES = {
     "sm_90a": [HOPPER, replace(HOPPER, deterministic=False)],
     "sm_100a": [
         PAIRS,
         replace(PAIRS, lengths=((256, 256),)),
-        Witness((64, 64), "causal", (3, 1), ((200, 333), (1, 300), (65, 129))),
-        Witness((64, 64), "full", (2, 1), ((200, 777),), splits=2),
-        Witness((192, 128), "window", (2, 2), ((1, 300),)),
-        Witness((96, 96), "softcap", (3, 1), ((200, 333),)),
+        Witness((64, 64), "window", (3, 1), ((200, 333), (1, 300))),
+        Witness((96, 96), "softcap", (2, 1), ((130, 400),), splits=2),
     ],
 }
-SEEDS = {"sm_90a": (1, 2), "sm_100a": (1,)}
+SEEDS = {"sm_90a": (1, 3), "sm_100a": (1,)}
 
 
 @cache
@@ -135,7 +134,7 @@ class TestCommand:
     @pytest.mark.vgpu
     @needs_peer[-1]
     def test_verify(self, capsys, monkeypatch):
-        cases = [Witness((64, 64), "causal", (3, 1), (lengths,)) for lengths in ((200, 333), (1, 300))]
+        cases = [Witness((64, 64), "causal", (3, 1), (lengths,)) for lengths in ((70, 133), (1, 150))]
         monkeypatch.setattr(witness, "witnesses", lambda arch, backward: [*cases, Witness((128, 128))])
         assert main(["verify", "--peer", "flash-attn-4", "--head-dim", "64", "--seed", "3"]) == 0
         output = capsys.readouterr().out.splitlines()

@@ -274,7 +274,7 @@ def group(ops: Sequence[Op]) -> list[list[int]]:
         used.clear()
 
     for position, op in enumerate(ops):
-        reads, writes = ({(r.bits, r.index) for r in registers} for registers in (op.read(), op.written()))  # rows: they may be shared
+        reads, writes = ({(r.bits, r.index) for r in registers} for registers in (op.read, op.written))  # rows: they may be shared
         joins = op.name == "mma" and op.guard is None and isinstance(op.operands[0], Tuple)
         if batch and joins and (op.opcode != ops[batch[0]].opcode or written & (reads | writes) or len(batch) == _BATCH):
             flush()

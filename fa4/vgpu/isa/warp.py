@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,13 +50,19 @@ def _members(e: Emitter, o: Operand) -> None:
         e.line(f"{e.helper(check_members)}(g, {e.source(o, 'u32')}, {e.masked})")
 
 
-def shuffle(g: Any, mode: str, value: Array, lane: Array, control: Array, mask: Array | None) -> tuple[Array, Array]:
-    """(values, whether the source lane was in range), lane by lane; out of range a lane keeps its own value."""
-    n = g.warps
-    b = (np.broadcast_to(lane, g.n).reshape(n, 32) & np.uint32(31)).astype(np.int64)
-    c = np.broadcast_to(control, g.n).reshape(n, 32)
-    segment = ((c >> np.uint32(8)) & np.uint32(31)).astype(np.int64)
-    clamp = (c & np.uint32(31)).astype(np.int64)
+@lru_cache(maxsize=256)
+def _sources(mode: str, lane: int, control: int) -> tuple[Array, Array]:
+    """The source of each lane, and whether it is in range, where lane and control are the same for all."""
+    every = (np.full((1, 32), x, np.uint32) for x in (lane, control))
+    j, valid = _source_lanes(mode, *every)
+    return j[0], valid[0]
+
+
+def _source_lanes(mode: str, lane: Array, control: Array) -> tuple[Array, Array]:
+    """For each lane (warps, 32) the source, itself where that is out of range, and whether it is in range (PTX ISA 9.7.9.6)."""
+    b = (lane & np.uint32(31)).astype(np.int64)
+    segment = ((control >> np.uint32(8)) & np.uint32(31)).astype(np.int64)
+    clamp = (control & np.uint32(31)).astype(np.int64)
     highest = (_LANES & segment) | (clamp & ~segment)
     lowest = _LANES & segment
     if mode == "up":
@@ -70,14 +77,26 @@ def shuffle(g: Any, mode: str, value: Array, lane: Array, control: Array, mask: 
     else:
         j = lowest | (b & ~segment)
         valid = j <= highest
-    j = np.where(valid, j, _LANES)
+    return np.where(valid, j, _LANES), np.broadcast_to(valid, j.shape)
+
+
+def shuffle(g: Any, mode: str, value: Array, lane: Array, control: Array, mask: Array | None) -> tuple[Array, Array]:
+    """(values, whether the source lane was in range), lane by lane; out of range a lane keeps its own value."""
+    n = g.warps
+    values = np.broadcast_to(value, g.n).reshape(n, 32)
+    index: Any
+    if lane.size == control.size == 1:
+        j, valid = _sources(mode, int(lane[0]), int(control[0]))
+        index = (slice(None), j)
+    else:
+        j, valid = _source_lanes(mode, *(np.broadcast_to(x, g.n).reshape(n, 32) for x in (lane, control)))
+        index = (np.arange(n)[:, None], j)
     if mask is not None:
         here = mask.reshape(n, 32)
-        absent = ~np.take_along_axis(here, j, 1) & here
+        absent = ~here[index] & here
         if absent.any():
             raise FaultError(UninitializedError, "a shuffle reads from a lane that does not take part", absent.reshape(-1))
-    out = np.take_along_axis(np.broadcast_to(value, g.n).reshape(n, 32), j, 1)
-    return out.reshape(-1), np.broadcast_to(valid, (n, 32)).reshape(-1)
+    return values[index].reshape(-1), np.broadcast_to(valid, (n, 32)).reshape(-1)
 
 
 def shuffle_fixed(value: Array, index: Array) -> Array:

@@ -176,20 +176,21 @@ class TestCompiled:
 
 
 @pytest.mark.parametrize(
-    ("task", "score", "mask"),
+    ("task", "queries", "score", "mask"),
     [
-        (problem(64, dtype="float16"), None, examples.same_document),
-        pytest.param(problem(64, "causal"), examples.alibi, examples.same_document, marks=pytest.mark.slow),
-        pytest.param(problem(64, "causal", "float16"), examples.alibi, None, marks=pytest.mark.slow),
-        pytest.param(problem(128, "causal"), examples.alibi, None, marks=pytest.mark.slow),
-        pytest.param(problem(128), None, examples.same_document, marks=pytest.mark.slow),
+        (problem(64, dtype="float16"), Queries(1), None, examples.same_document),  # which other tests run
+        pytest.param(problem(64, dtype="float16"), LONG, None, examples.same_document, marks=pytest.mark.slow),
+        pytest.param(problem(64, "causal"), LONG, examples.alibi, examples.same_document, marks=pytest.mark.slow),
+        pytest.param(problem(64, "causal", "float16"), LONG, examples.alibi, None, marks=pytest.mark.slow),
+        pytest.param(problem(128, "causal"), LONG, examples.alibi, None, marks=pytest.mark.slow),
+        pytest.param(problem(128), LONG, None, examples.same_document, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_functions_on_scores_spill_nothing(compile_ptx, task, score, mask):
+def test_functions_on_scores_spill_nothing(compile_ptx, task, queries, score, mask):
     """A mask is asked before scores take registers: with the scores in registers a document mask spilled some 10 of them."""
     functions = {"score_mod": score and score.for_kernels(), "mask_mod": mask and mask.for_kernels()}
-    compiled = compile_ptx(*case(replace(task, **functions)))
+    compiled = compile_ptx(*case(replace(task, **functions), queries=queries))
     assert compiled.resources[1:4] == [0, 0, 0]
     assert ".local" not in compiled.ptx
 
