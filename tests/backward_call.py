@@ -81,7 +81,8 @@ def buffers(inputs, options, deterministic=False, dlse=False):
 
 
 def run(gpu: Gpu, artifact: Artifact, inputs: AttentionInputs, b: Buffers, numbers) -> None:
-    read = inputs.q, inputs.k, inputs.v, inputs.dout, b.lse, b.delta
+    statistics = torch.stack([x.unflatten(2, (-1, TILE)) for x in (b.lse, b.delta)], 3).flatten(2)  # of a tile lse, then delta
+    read = inputs.q, inputs.k, inputs.v, inputs.dout, statistics
     virtual.run(gpu, artifact, read, (b.dk, b.dv), numbers, updated=(b.dq, b.semaphore))
 
 

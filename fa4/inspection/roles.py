@@ -17,7 +17,9 @@ from fa4.inspection.histogram import Histogram, count
 from fa4.inspection.sass import Function, Instruction
 
 SIGNS = {"load": "UTMALDG", "mma": "UTCHMMA", "softmax": "MUFU.EX2", "correction": "MUFU.RCP", "epilogue": "UTMASTG"}
-"""Role: how the opcodes begin that only it has."""
+"""Role of a forward: how the opcodes begin that only it has."""
+BACKWARD_SIGNS = {"load": "UTMALDG", "mma": "UTCHMMA", "compute": "MUFU.EX2", "reduce": ("UBLKRED", "UTMAREDG"), "epilogue": "UTMASTG"}
+"""Likewise of a backward, whose reduce warps add to global memory by bulk copies."""
 
 _TRY_WAIT = re.compile(r"(P\d),")
 _TARGET = re.compile(r"`\(([^)]+)\)")

@@ -69,7 +69,7 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     dout = q.new_zeros(saved.out.shape) if saved.dout is None else dense_operand(saved.dout)
     deterministic = options.deterministic
     rounded, columns = -(-seqlen // ROW_TILE) * ROW_TILE, padded_head_dim(head_dim)
-    lse_log2, delta = (q.new_empty((batch, heads, rounded), dtype=torch.float32) for _ in range(2))
+    statistics = q.new_empty((batch, heads, 2 * rounded), dtype=torch.float32)
     sums, blocks = batch * heads * rounded * columns, batch * heads * rounded // BLOCK_ROWS
     zeros = q.new_empty(sums + blocks * deterministic, dtype=torch.float32)
     dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
@@ -77,12 +77,12 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
 
     problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), deterministic)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
-    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
+    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (statistics, zeros), ())
 
     dk, dv = (x.new_empty(x.shape) for x in (k, v))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
     updated = dq_sums.view(batch, heads, rounded, columns), semaphores
-    execute(get(problem, config, arch), (*operands, lse_log2, delta), (dk, dv), numbers(problem, options), updated=updated)
+    execute(get(problem, config, arch), (*operands, statistics), (dk, dv), numbers(problem, options), updated=updated)
 
     dq = None
     if saved.needed[0]:

@@ -75,7 +75,7 @@ def forward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
 
 
 def backward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
-    """Likewise for the main kernel of a backward pass: q, k, v, dout, lse, delta, dq accumulator, semaphores, dk, dv, numbers."""
+    """Likewise for the main kernel of a backward pass: q, k, v, dout, statistics of rows, dq accumulator, semaphores, dk, dv, numbers."""
     batch, seqlen_q, seqlen_k, heads_q, heads_kv, rows = (cute.sym_int() for _ in range(6))
     dtype, d, dv = DTYPES[problem.dtype], problem.head_dim, problem.head_dim_v
 
@@ -87,8 +87,7 @@ def backward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
         _operand(dtype, (batch, seqlen_k, heads_kv, d)),
         _operand(dtype, (batch, seqlen_k, heads_kv, dv)),
         _operand(dtype, (batch, seqlen_q, heads_q, dv)),
-        compact(Float32, batch, heads_q, rows),
-        compact(Float32, batch, heads_q, rows),
+        compact(Float32, batch, heads_q, cute.sym_int()),
         compact(Float32, batch, heads_q, rows, padded_head_dim(d)),
         compact(Int32, batch, heads_q, cute.sym_int()) if problem.deterministic else None,
         _operand(dtype, (batch, seqlen_k, heads_kv, d)),

@@ -17,7 +17,7 @@ from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.kernels.common.tensor_memory import set_up, tear_down
-from fa4.kernels.common.tma import Source, Tma, by_head, tile_layout
+from fa4.kernels.common.tma import Source, Tma, by_head, kept_map, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
@@ -27,10 +27,9 @@ THREADS = 512
 
 
 class Rows(NamedTuple):
-    """What there is of each query: lse and delta (B, Hq, Sq rounded), the dQ accumulator, the semaphores of its blocks."""
+    """What there is of each query: lse and delta (B, Hq, 2 * Sq rounded), the dQ accumulator, the semaphores of its blocks."""
 
-    mLSE: cute.Tensor
-    mDelta: cute.Tensor
+    mStatistics: cute.Tensor
     mdQ: cute.Tensor
     mSemaphore: cute.Tensor | None
 
@@ -62,8 +61,7 @@ class BlackwellBackward:
         mK: cute.Tensor,
         mV: cute.Tensor,
         mdO: cute.Tensor,
-        mLSE: cute.Tensor,
-        mDelta: cute.Tensor,
+        mStatistics: cute.Tensor,
         mdQ: cute.Tensor,
         mSemaphore: cute.Tensor | None,
         mdK: cute.Tensor,
@@ -81,8 +79,8 @@ class BlackwellBackward:
             mK: keys (B, Sk, Hkv, D).
             mV: values (B, Sk, Hkv, Dv).
             mdO: gradient of out (B, Sq, Hq, Dv).
-            mLSE: lse in log2 units (B, Hq, Sq rounded up to 128), float32; +inf in rows that see no key, or do not exist.
-            mDelta: rowsum(out * dout) - dlse, likewise; 0 in rows that do not exist.
+            mStatistics: (B, Hq, 2 * Sq rounded up to 128), float32: of each tile of 128 rows lse in log2 units, +inf in rows that see no
+                key, or do not exist; then delta = rowsum(out * dout) - dlse, 0 in rows that do not exist.
             mdQ: accumulator of dQ without scale (B, Hq, Sq rounded, D rounded), float32, zeroed; see ``fa4.kernels.common.dq_layout``.
             mSemaphore: int32 (B, Hq, Sq rounded / 32), zeroed; None unless deterministic.
             mdK: gradient of k (B, Sk, Hkv, D), written.
@@ -113,7 +111,7 @@ class BlackwellBackward:
             atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)) for op, view, tile in views)
             BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
-            self.kernel(atoms, Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(
+            self.kernel(atoms, Rows(mStatistics, mdQ, mSemaphore), *numbers).launch(
                 grid=[blocks * rows * config.cluster, 1, 1],
                 block=[THREADS, 1, 1],
                 cluster=[config.cluster, 1, 1] if const_expr(config.cta_pair) else None,
@@ -150,8 +148,9 @@ class BlackwellBackward:
             elif warp == LOAD:
                 places = (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sQt, shared.sdOt, shared.sKt)
                 more = moves[6:] if const_expr(config.cta_pair) else (Q, dO, K)
-                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), strict=True)
-                load.run(c, c.work(), load.Sources(per_row.mLSE, per_row.mDelta, *(Source(*x, to, shape) for x, to, shape in loads)))
+                maps = (None, None, *(kept_map(x.atom) for x in (Q, dO, *more[:2])), None)  # of what each query tile has
+                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), maps, strict=True)
+                load.run(c, c.work(), load.Sources(per_row.mStatistics, *(Source(*x, to, shape, kept) for x, to, shape, kept in loads)))
             elif warp == EPILOGUE:
                 epilogue.store(c, c.work(), dV, dK)
             elif warp == RELAY:
