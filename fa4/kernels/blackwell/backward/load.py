@@ -49,7 +49,7 @@ def run(c: Context, work: Work, sources: Sources) -> None:
     Waits: q_empty, do_empty, qt_empty, dot_empty, before shared memory is used again.
     Signals: k_full, v_full, q_full, row_full, do_full, kt_full, qt_full, dot_full by the bytes that arrive (elements beyond a tensor as 0).
     Order: K, then the first Q with its lse and delta, V, dO; then Q and dO of each further tile; heads of the group one after the other.
-    What a tile has for the gradients follows what it has for S and dP.
+    What a tile has for the gradients follows what it has for S and dP. What no needed gradient reads is not loaded.
 
     At the end of a pair it waits until all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
@@ -58,9 +58,10 @@ def run(c: Context, work: Work, sources: Sources) -> None:
         used, first = Int32(0), head_of(work, sources, Int32(0))
         sources.K.start(c, keys, here, 0, c.barriers.k_full.at(0))
         for_scores(c, sources, first, work.tiles.begin, used)
-        sources.V.start(c, keys, here, 0, c.barriers.v_full.at(0))
+        if const_expr(c.config.needed.scores):
+            sources.V.start(c, keys, here, 0, c.barriers.v_full.at(0))
         for_others(c, sources, first, work.tiles.begin, used)
-        if const_expr(c.config.cta_pair):
+        if const_expr(c.config.cta_pair and c.config.needed.dq):
             sources.Kt.start(c, (work.key_tile, c.rank), here, 0, c.barriers.kt_full.at(0))
         begin, used = work.tiles.begin + 1, Int32(1)
         for member in cutlass.range(work.group, unroll=1):
@@ -71,8 +72,10 @@ def run(c: Context, work: Work, sources: Sources) -> None:
                 used = used + 1
             begin = work.tiles.begin
         if const_expr(c.config.cta_pair):
-            for barrier in (c.barriers.q_empty, c.barriers.do_empty, c.barriers.dot_empty, c.barriers.qt_empty):
-                barrier.wait(0, used & 1 ^ 1)
+            needed, b = c.config.needed, c.barriers
+            for barrier, there in ((b.q_empty, True), (b.do_empty, needed.scores), (b.dot_empty, needed.dv), (b.qt_empty, needed.scores)):
+                if const_expr(there):
+                    barrier.wait(0, used & 1 ^ 1)
 
 
 @cute.jit
@@ -97,13 +100,17 @@ def for_scores(c: Context, sources: Sources, head: Head, tile: Int32, used: Int3
 def for_others(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32) -> None:
     """DO of a tile, for dP, and what a pair has for dV and dK."""
     b, rows, at = c.barriers, (tile * c.config.cluster + c.rank, 0), (head.head, head.batch)
-    b.do_empty.wait(0, used & 1 ^ 1)
-    sources.dO.start(c, rows, at, 0, b.do_full.at(0))
-    if const_expr(c.config.cta_pair):
+    needed, pair = c.config.needed, c.config.cta_pair
+    if const_expr(needed.scores or not pair):
+        b.do_empty.wait(0, used & 1 ^ 1)
+        sources.dO.start(c, rows, at, 0, b.do_full.at(0))
+    if const_expr(pair and needed.dv):
         b.dot_empty.wait(0, used & 1 ^ 1)
         sources.dOt.start(c, (tile, c.rank), at, 0, b.dot_full.at(0))
-        b.qt_empty.wait(0, used & 1 ^ 1)  # and so lse and delta of the tile after are free
-        sources.Qt.start(c, (tile, c.rank), at, 0, b.qt_full.at(0))
+    if const_expr(pair and needed.scores):
+        b.qt_empty.wait(0, used & 1 ^ 1)  # and so lse and delta of the tile after are free; without dQ and dK they are since dot_empty
+        if const_expr(needed.dk):
+            sources.Qt.start(c, (tile, c.rank), at, 0, b.qt_full.at(0))
 
 
 @cute.jit
