@@ -307,6 +307,25 @@ def blackwell_forward_refusal(head_dim: int, head_dim_v: int) -> str | None:
 
 
 @dataclass(frozen=True)
+class Needed:
+    """Which gradients somebody wants; work for the others is left out."""
+
+    dq: bool = True
+    dk: bool = True
+    dv: bool = True
+
+    @property
+    def scores(self) -> bool:
+        """Whether the gradient of the scores is needed, for dq or dk."""
+        return self.dq or self.dk
+
+    @property
+    def names(self) -> str:
+        """Those that are, one after the other."""
+        return "".join(name for name in ("dq", "dk", "dv") if getattr(self, name))
+
+
+@dataclass(frozen=True)
 class BlackwellBackwardConfig:
     """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
 
@@ -314,7 +333,8 @@ class BlackwellBackwardConfig:
     ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
-    operand that both multiply by, and adds half of each dQ tile, summed over the keys of both.
+    operand that both multiply by, and adds half of each dQ tile, summed over the keys of both. Work for gradients that are not ``needed``
+    is left out.
     """
 
     stages: int
@@ -322,10 +342,12 @@ class BlackwellBackwardConfig:
     order: str = "single"
     l2_budget: int = 63 << 20
     cta_pair: bool = False
+    needed: Needed = Needed()
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""
         rules = {
+            "needed": (self.needed.names != "", "a kernel computes some gradient", "use Needed()"),
             "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
             "cta_pair": (not self.cta_pair or self.stages == 1, "S and dK of a pair have halves of Q of their own", "use stages=1"),
             "registers": _register_rule(self.registers, "for example (144, 152, 72)"),

@@ -289,12 +289,16 @@ def _order(sums: Sums, buffer: str, offset: int) -> Order:
     return Order(sums.kernel, _place(sums.about, buffer, offset), tuple(steps))
 
 
+_SUMS = 5
+"""Which argument of the main kernel of a backward is the sums of dq."""
+
+
 def _offset(launched: virtual.Launched | None, index: tuple[int, ...]) -> int:
     """Bytes from the start of the sums of dQ to the sum that becomes dq[index]; -1 where there is none."""
     if not _is_backward(launched) or len(index) != 4:
         return -1
     batch, row, head, column = index
-    _, heads, rounded, columns = launched.shapes[6]
+    _, heads, rounded, columns = launched.shapes[_SUMS]
     return 4 * ((batch * heads + head) * rounded * columns + dq_offset(row, column, columns))
 
 
@@ -302,7 +306,7 @@ def _place(launched: virtual.Launched | None, buffer: str, offset: int) -> str:
     """The sum at a byte offset in words."""
     if not _is_backward(launched):
         return f"the float32 at byte {offset} of {buffer}"
-    _, heads, rounded, columns = launched.shapes[6]
+    _, heads, rounded, columns = launched.shapes[_SUMS]
     slab, word = divmod(offset // 4, rounded * columns)
     row, column = dq_element(word, columns)
     return f"dq[{slab // heads}, {row}, {slab % heads}, {column}]"

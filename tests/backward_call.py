@@ -13,7 +13,7 @@ from fa4 import tuning
 from fa4.arch import get_arch
 from fa4.compiler import lookup
 from fa4.compiler.artifact import Artifact
-from fa4.config import padded_head_dim
+from fa4.config import Needed, padded_head_dim
 from fa4.kernels.common.dq_layout import dq_offset
 from fa4.problem import AttentionProblem, normalise_window
 from fa4.reference import standard_attention, standard_attention_backward
@@ -23,6 +23,7 @@ from fa4.vgpu import Gpu
 
 TILE = 128
 ARCH = "sm_100a"
+ALL = Needed()
 
 
 def problem_of(inputs: AttentionInputs, options: Options = PLAIN, deterministic: bool = False) -> AttentionProblem:
@@ -61,37 +62,39 @@ def dq_of(accumulator, scale, shape, dtype):
 
 @dataclass(frozen=True)
 class Buffers:
-    """What the kernel is given beside the inputs; ``deterministic`` adds the semaphores."""
+    """What the kernel is given beside the inputs; ``deterministic`` adds the semaphores. None for what is not needed."""
 
     lse: torch.Tensor
     delta: torch.Tensor
-    dq: torch.Tensor
+    dq: torch.Tensor | None
     semaphore: torch.Tensor | None
-    dk: torch.Tensor
-    dv: torch.Tensor
+    dk: torch.Tensor | None
+    dv: torch.Tensor | None
 
 
-def buffers(inputs, options, deterministic=False, dlse=False):
+def buffers(inputs, options, deterministic=False, dlse=False, needed=ALL):
     lse, delta = rows_of(inputs, options, dlse)
     batch, heads, rounded = lse.shape
-    dq = torch.zeros(batch, heads, rounded, padded_head_dim(inputs.q.shape[3]))
-    semaphore = torch.zeros(batch, heads, rounded // 32, dtype=torch.int32) if deterministic else None
-    dk, dv = (torch.full(x.shape, math.nan, dtype=x.dtype) for x in (inputs.k, inputs.v))
+    dq = torch.zeros(batch, heads, rounded, padded_head_dim(inputs.q.shape[3])) if needed.dq else None
+    semaphore = torch.zeros(batch, heads, rounded // 32, dtype=torch.int32) if deterministic and needed.dq else None
+    wanted = (inputs.k, needed.dk), (inputs.v, needed.dv)
+    dk, dv = (torch.full(x.shape, math.nan, dtype=x.dtype) if need else None for x, need in wanted)
     return Buffers(lse, delta, dq, semaphore, dk, dv)
 
 
 def run(gpu: Gpu, artifact: Artifact, inputs: AttentionInputs, b: Buffers, numbers) -> None:
-    read = inputs.q, inputs.k, inputs.v, inputs.dout, b.lse, b.delta
+    statistics = torch.stack([x.unflatten(2, (-1, TILE)) for x in (b.lse, b.delta)], 3).flatten(2)  # of a tile lse, then delta
+    read = inputs.q, inputs.k, inputs.v, inputs.dout, statistics
     virtual.run(gpu, artifact, read, (b.dk, b.dv), numbers, updated=(b.dq, b.semaphore))
 
 
 def gradients(gpu, inputs, options=PLAIN, config=None, artifact=None, *, deterministic=False, dlse=False):
-    """(dq, dk, dv) of CPU tensors in the layout (B, S, H, D)."""
+    """(dq, dk, dv) of CPU tensors in the layout (B, S, H, D); None for what ``config`` does not need."""
     artifact = artifact or compiled(problem_of(inputs, options, deterministic), config, gpu.arch)
-    b = buffers(inputs, options, deterministic, dlse)
+    b = buffers(inputs, options, deterministic, dlse, config.needed if config else ALL)
     numbers = scalars(options, inputs.q.shape[3])
     run(gpu, artifact, inputs, b, numbers)
-    return dq_of(b.dq, numbers[0], inputs.q.shape, inputs.q.dtype), b.dk, b.dv
+    return None if b.dq is None else dq_of(b.dq, numbers[0], inputs.q.shape, inputs.q.dtype), b.dk, b.dv
 
 
 def comparisons(results, inputs, options, dlse=False):

@@ -17,7 +17,9 @@ from fa4.inspection.histogram import Histogram, count
 from fa4.inspection.sass import Function, Instruction
 
 SIGNS = {"load": "UTMALDG", "mma": "UTCHMMA", "softmax": "MUFU.EX2", "correction": "MUFU.RCP", "epilogue": "UTMASTG"}
-"""Role: how the opcodes begin that only it has."""
+"""Role of a forward: how the opcodes begin that only it has."""
+BACKWARD_SIGNS = {"load": "UTMALDG", "mma": "UTCHMMA", "compute": "MUFU.EX2", "reduce": "UBLKRED", "epilogue": "UTMASTG"}
+"""Likewise of a backward, whose reduce warps add to global memory by bulk copies."""
 
 _TRY_WAIT = re.compile(r"(P\d),")
 _TARGET = re.compile(r"`\(([^)]+)\)")
@@ -55,9 +57,13 @@ class Role:
         return (self.instructions - sum(trip.instructions for trip in self.trips)) / self.copies
 
 
-def roles(function: Function) -> dict[str, Role]:
-    """The roles of a kernel with specialised warps, by name; without those that it does not have."""
-    signs = {i.address: name for i in function.instructions if (name := _sign(i))}
+def roles(function: Function, signs_of: dict[str, str] = SIGNS, outermost: bool = False) -> dict[str, Role]:
+    """The roles of a kernel with specialised warps, by name; without those that it does not have.
+
+    Main loops are innermost ones; where a CTA has one tile, so that no loop goes over tiles, they may be the ``outermost`` with a sign of a
+    role in no loop inside them.
+    """
+    signs = {i.address: name for i in function.instructions if (name := _sign(i, signs_of))}
     regions: dict[str, list[frozenset[int]]] = {}
     for region in dominated(function):  # those around come first
         names = {signs[address] for address in region if address in signs}
@@ -65,12 +71,12 @@ def roles(function: Function) -> dict[str, Role]:
             known = regions.setdefault(names.pop(), [])
             if not any(region <= other for other in known):
                 known.append(region)
-    main = _main_loops(function, signs)
-    return {name: _role(name, function, regions[name], main) for name in SIGNS if name in regions}
+    main = _outermost_loops(function, signs) if outermost else _main_loops(function, signs)
+    return {name: _role(name, function, regions[name], main) for name in signs_of if name in regions}
 
 
-def _sign(instruction: Instruction) -> str | None:
-    return next((name for name, begin in SIGNS.items() if instruction.opcode.startswith(begin)), None)
+def _sign(instruction: Instruction, signs_of: dict[str, str]) -> str | None:
+    return next((name for name, begin in signs_of.items() if instruction.opcode.startswith(begin)), None)
 
 
 def _main_loops(function: Function, signs: dict[int, str]) -> list[Loop]:
@@ -79,6 +85,14 @@ def _main_loops(function: Function, signs: dict[int, str]) -> list[Loop]:
     loops = [loop for loop in natural_loops(function) if loop.addresses & work]
     outer = {loop.parent for loop in loops}
     return [loop for loop in loops if loop.start not in outer]
+
+
+def _outermost_loops(function: Function, signs: dict[int, str]) -> list[Loop]:
+    """Loops with a sign that is in no loop inside them, without those inside another of them."""
+    loops = natural_loops(function)
+    inside = {loop.start: frozenset[int]().union(*(other.addresses for other in loops if other.parent == loop.start)) for loop in loops}
+    found = [loop for loop in loops if (loop.addresses - inside[loop.start]) & signs.keys()]
+    return [loop for loop in found if not any(loop.addresses < other.addresses for other in found)]
 
 
 def _role(name: str, function: Function, regions: list[frozenset[int]], main: list[Loop]) -> Role:

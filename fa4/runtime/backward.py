@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fa4 import tuning
 from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
-from fa4.config import ROW_TILE, padded_head_dim
+from fa4.config import ROW_TILE, BlackwellBackwardConfig, Needed, padded_head_dim
 from fa4.kernels.common.dq_layout import BLOCK_ROWS
 from fa4.problem import AttentionOptions
 from fa4.runtime.forward import Scalar, compiled_for, numbers, options_class
@@ -54,38 +55,51 @@ class Saved:
 def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execute: Execute) -> tuple[Tensor | None, ...]:
     """``(dq, dk, dv)`` by the kernels of ``arch``, contiguous, in the dtype of q; None where not needed.
 
-    Three launches: row sums and zeros; the main kernel; and, where dq is needed, its sums in dq's dtype. Beside the results they use
-    4 bytes * B * Hq * Sq rounded up to 128 * (D rounded up to 16 + 2), and in deterministic mode B * Hq * Sq / 8 bytes for semaphores,
-    which the first launch resets. An operand that a kernel cannot read, and an expanded dout, is copied once.
+    Three launches: row sums and zeros; the main kernel, compiled for what is needed; and, where dq is, its sums in dq's dtype. Beside the
+    results they use 4 bytes * B * Hq * Sq rounded up to 128 * 2, where dq is needed * (D rounded up to 16 + 2), and then in deterministic
+    mode B * Hq * Sq / 8 bytes for semaphores, which the first launch resets. An operand that a kernel cannot read, and an expanded dout, is
+    copied once.
 
     Raises:
         CompileError, UnsupportedError: there is no kernel for this request.
     """
     q, k, v = saved.q, saved.k, saved.v
     batch, seqlen, heads, head_dim = q.shape
+    needed = Needed(*saved.needed)
+    if not needed.names:
+        return None, None, None
     if batch * seqlen * k.shape[1] == 0:
         dq, dk, dv = (x.new_zeros(x.shape) if need else None for x, need in zip((q, k, v), saved.needed, strict=True))
         return dq, dk, dv
     dout = q.new_zeros(saved.out.shape) if saved.dout is None else dense_operand(saved.dout)
-    deterministic = options.deterministic
+    ordered = options.deterministic and needed.dq
     rounded, columns = -(-seqlen // ROW_TILE) * ROW_TILE, padded_head_dim(head_dim)
-    lse_log2, delta = (q.new_empty((batch, heads, rounded), dtype=torch.float32) for _ in range(2))
-    sums, blocks = batch * heads * rounded * columns, batch * heads * rounded // BLOCK_ROWS
-    zeros = q.new_empty(sums + blocks * deterministic, dtype=torch.float32)
-    dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
-    semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
+    statistics = q.new_empty((batch, heads, 2 * rounded), dtype=torch.float32)
+    rows = batch * heads * rounded
+    sums, blocks = rows * columns * needed.dq, rows // BLOCK_ROWS * ordered
+    zeros = q.new_empty(sums + blocks, dtype=torch.float32)
+    dq_sums, rest = zeros.split_with_sizes((sums, blocks))
+    semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if ordered else None
 
-    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), deterministic)
+    # Only sums of dq depend on the order of CTAs: without them both modes share a kernel.
+    problem, full = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), ordered)
+    config = _restricted(full, needed)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
-    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
+    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (statistics, zeros), ())
 
-    dk, dv = (x.new_empty(x.shape) for x in (k, v))
+    dk, dv = (x.new_empty(x.shape) if need else None for x, need in zip((k, v), saved.needed[1:], strict=True))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
-    updated = dq_sums.view(batch, heads, rounded, columns), semaphores
-    execute(get(problem, config, arch), (*operands, lse_log2, delta), (dk, dv), numbers(problem, options), updated=updated)
+    updated = dq_sums.view(batch, heads, rounded, columns) if needed.dq else None, semaphores
+    execute(get(problem, config, arch), (*operands, statistics), (dk, dv), numbers(problem, options), updated=updated)
 
     dq = None
-    if saved.needed[0]:
+    if needed.dq:
         dq = q.new_empty(q.shape)
         execute(get(*after, arch), (dq_sums,), (dq,), (options.softmax_scale,))
-    return dq, dk if saved.needed[1] else None, dv if saved.needed[2] else None
+    return dq, dk, dv
+
+
+@lru_cache(maxsize=256)
+def _restricted(config: tuning.KernelConfig, needed: Needed) -> tuning.KernelConfig:
+    """The configuration of a kernel that computes these gradients alone; made once, so that a call finds its kernel at once."""
+    return replace(config, needed=needed) if isinstance(config, BlackwellBackwardConfig) else config

@@ -65,3 +65,22 @@ def test_dominated_blocks():
     assert found[0] == frozenset(range(0, 16 * len([line for line in LINES if not line.endswith(":")]), 16))
     assert frozenset(range(16 * 2, 16 * 7, 16)) < found[1]  # the load warp's, and its retry
     assert dominated(function()) == []
+
+
+def test_outermost_loops_where_a_trip_has_a_loop_inside():
+    """By default the loop inside is the trip; a loop around it without a product of its own is none either way."""
+    nested = (
+        ".L_around:",
+        "MOV R1, R2",
+        ".L_trip:",
+        "UTCHMMA gdesc[UR8], gdesc[UR10], tmem[UR4]",
+        ".L_inside:",
+        "UTCHMMA gdesc[UR8], gdesc[UR10], tmem[UR4]",
+        "@P0 BRA `(.L_inside)",
+        "@P1 BRA `(.L_trip)",
+        "@P2 BRA `(.L_around)",
+        "EXIT",
+    )
+    for outermost, expected in ((False, 2), (True, 4)):
+        (trip,) = roles(function(*nested), outermost=outermost)["mma"].trips
+        assert trip.instructions == expected

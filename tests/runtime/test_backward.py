@@ -115,14 +115,46 @@ def test_14_any_strides_of_dout():
             assert_same_bits(gradients(inputs, dout=view, causal=True), expected)
 
 
-@pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)], ids=str)
-def test_only_needed_gradients(needed, launches):
+SUBSETS = [(True, False, False), (False, True, False), (False, False, True), (False, True, True), (True, False, True), (True, True, False)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("needed", SUBSETS, ids=str)
+def test_only_needed_gradients(needed, deterministic, launches, monkeypatch):
+    """What ``requires_grad`` asks for is what the kernel is compiled for, and what has memory."""
     inputs = make_inputs(AttentionShape(1, 40, 50, 1, 1, 64))
     everything = gradients(inputs, dout=inputs.dout, causal=True)
+    calls, run = {}, virtual.run
+
+    def recorded(gpu, artifact, read, written, numbers, *aux, **more):
+        calls[artifact.kernels[0].name.split("_")[2]] = artifact, written, more.get("updated", ())
+        run(gpu, artifact, read, written, numbers, *aux, **more)
+
+    monkeypatch.setattr(virtual, "run", recorded)
     launches.clear()
-    found = gradients(inputs, needed, dout=inputs.dout, causal=True)
+    found = gradients(inputs, needed, dout=inputs.dout, causal=True, deterministic=deterministic)
     assert launches == ["forward", "preprocess", "backward", *(["postprocess"] if needed[0] else [])]
     assert_same_bits(found, [x if need else None for x, need in zip(everything, needed, strict=True)])
+
+    artifact, written, updated = calls["backward"]
+    name = artifact.kernels[0].name
+    assert f"_{''.join(x for x, need in zip(('dq', 'dk', 'dv'), needed, strict=True) if need)}_" in name
+    ordered = deterministic and needed[0]
+    assert ("ordered" in name) == ordered
+    assert [x is not None for x in written] == [*needed[1:]]
+    assert [x is not None for x in updated] == [needed[0], ordered]
+    zeros = calls["preprocess"][1][-1]
+    assert zeros.numel() == 128 * 64 * needed[0] + 4 * ordered
+
+
+def test_no_gradient_is_no_launch(launches):
+    x = make_inputs(AttentionShape(1, 40, 50, 1, 1, 64))
+    arguments = (None, None, 0, 0.0, False, "vgpu", ARCH)
+    out, lse = torch.ops.fa4.attention_forward(x.q, x.k, x.v, *arguments)
+    launches.clear()
+    found = torch.ops.fa4.attention_backward(x.dout, None, x.q, x.k, x.v, out, lse, [False] * 3, *arguments)
+    assert [g.numel() for g in found] == [0, 0, 0]
+    assert launches == []
 
 
 @pytest.mark.parametrize("lengths", [(0, 5), (5, 0), (0, 0)], ids=str)

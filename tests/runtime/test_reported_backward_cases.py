@@ -64,12 +64,12 @@ def test_20_sums_beyond_32_bits():
     _, lse = attention(q, k, v, causal=True)
     results = []
     for rows in (128, (1 << 31) // 64):
-        lse_log2, delta, sums = (mapped(torch.float32, 2 * rows * columns).view(1, 2, rows, columns) for columns in (1, 1, 64))
-        lse_log2[:, :, :128] = math.inf
-        lse_log2[:, :, :70, 0] = lse * math.log2(math.e)
+        statistics, sums = (mapped(torch.float32, 2 * rows * columns).view(1, 2, rows, columns) for columns in (2, 64))
+        statistics = statistics.flatten(2)  # of the first tile of 128 rows lse in log2 units, then delta, here 0
+        statistics[:, :, :128] = math.inf
+        statistics[:, :, :70] = lse * math.log2(math.e)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        read = q, k, v, dout, lse_log2[..., 0], delta[..., 0]
-        virtual.run(Gpu(ARCH), artifact, read, (dk, dv), (64**-0.5, None, None, None), updated=(sums, None))
+        virtual.run(Gpu(ARCH), artifact, (q, k, v, dout, statistics), (dk, dv), (64**-0.5, None, None, None), updated=(sums, None))
         results.append((sums[:, :, :128].clone(), dk, dv))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert results[0][0][0, 1].any()

@@ -49,7 +49,7 @@ class Preprocess:
 
         zeros = make_fake_tensor(Float32, (cute.sym_int64(divisibility=ZEROS),), (1,), assumed_align=16)
         dlse = by_row(seqlen) if self.config.dlse else None
-        return out, dout, by_row(seqlen), dlse, by_row(rounded), by_row(rounded), zeros, make_fake_stream()
+        return out, dout, by_row(seqlen), dlse, by_row(rounded), zeros, make_fake_stream()
 
     @cute.jit
     def __call__(
@@ -58,8 +58,7 @@ class Preprocess:
         mdO: cute.Tensor,
         mLSE: cute.Tensor,
         mdLSE: cute.Tensor | None,
-        mLSElog2: cute.Tensor,
-        mDelta: cute.Tensor,
+        mStatistics: cute.Tensor,
         mZeros: cute.Tensor,
         stream: cuda.CUstream,
     ) -> None:
@@ -70,8 +69,8 @@ class Preprocess:
             mdO: (B, Sq, Hq, Dv).
             mLSE: (B, Hq, Sq) float32, natural logarithm, any strides; so are the other tensors by row.
             mdLSE: (B, Hq, Sq) float32, or None where lse has no gradient.
-            mLSElog2: (B, Hq, Sq rounded) float32, written: lse in log2 units, see the class. Rounded up to a multiple of 128.
-            mDelta: (B, Hq, Sq rounded) float32, written: row sum of O * dO, minus dlse.
+            mStatistics: (B, Hq, 2 * Sq rounded) float32, written: for each tile of 128 rows lse in log2 units, see the class, then delta,
+                the row sum of O * dO, minus dlse. Sq is rounded up to a multiple of 128.
             mZeros: float32, a multiple of 4 elements, 16-byte aligned, written: zeros. As integers they are zeros too.
             stream: CUDA stream.
         """
@@ -81,7 +80,7 @@ class Preprocess:
         if blocks > 0:
             divisors = Divisors(cute.FastDivmodDivisorV2(tiles), cute.FastDivmodDivisorV2(heads))
             Preprocess.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            self.kernel(mO, mdO, mLSE, mdLSE, mLSElog2, mDelta, mZeros, divisors).launch(
+            self.kernel(mO, mdO, mLSE, mdLSE, mStatistics, mZeros, divisors).launch(
                 grid=[blocks, 1, 1], block=[self.config.threads, 1, 1], stream=stream
             )
 
@@ -92,8 +91,7 @@ class Preprocess:
         mdO: cute.Tensor,
         mLSE: cute.Tensor,
         mdLSE: cute.Tensor | None,
-        mLSElog2: cute.Tensor,
-        mDelta: cute.Tensor,
+        mStatistics: cute.Tensor,
         mZeros: cute.Tensor,
         divisors: Divisors,
     ) -> None:
@@ -102,7 +100,8 @@ class Preprocess:
         lane, seqlen = thread % LANES, mO.shape[1]
         tile = locate(divisors)
         for p in cutlass.range_constexpr(passes(self.config.threads)):
-            row = tile.index * ROW_TILE + p * (self.config.threads // LANES) + thread // LANES
+            local = p * (self.config.threads // LANES) + thread // LANES
+            row, at = tile.index * ROW_TILE + local, tile.index * (2 * ROW_TILE) + local
             # Rows beyond the last read that one, so that all loads of a thread are under way at once.
             there = cutlass.min(row, seqlen - 1)
             total = self._product(mO, mdO, tile, there, lane)
@@ -111,8 +110,8 @@ class Preprocess:
                 gone = row >= seqlen or lse == -Float32.inf
                 if const_expr(mdLSE is not None):
                     total = total - Float32(mdLSE[tile.batch, tile.head, there])  # type: ignore[index]  # it is there
-                mLSElog2[tile.batch, tile.head, row] = Float32.inf if gone else lse * LOG2_E
-                mDelta[tile.batch, tile.head, row] = Float32(0.0) if gone else total
+                mStatistics[tile.batch, tile.head, at] = Float32.inf if gone else lse * LOG2_E
+                mStatistics[tile.batch, tile.head, at + ROW_TILE] = Float32(0.0) if gone else total
         self._clear(mZeros, thread)
 
     @cute.jit

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream, make_fake_tensor
 
-from fa4.config import padded_head_dim
+from fa4.config import Needed, padded_head_dim
 from fa4.kernels.common.mask import band_limits
 from fa4.kernels.common.modifier import aux_arguments
 from fa4.problem import AttentionProblem
@@ -74,8 +74,11 @@ def forward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
     )
 
 
-def backward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
-    """Likewise for the main kernel of a backward pass: q, k, v, dout, lse, delta, dq accumulator, semaphores, dk, dv, numbers."""
+def backward_arguments(problem: AttentionProblem, needed: Needed) -> tuple[Any, ...]:
+    """Likewise for the main kernel of a backward pass: q, k, v, dout, statistics of rows, dq accumulator, semaphores, dk, dv, numbers.
+
+    What only gradients have that are not ``needed`` is None.
+    """
     batch, seqlen_q, seqlen_k, heads_q, heads_kv, rows = (cute.sym_int() for _ in range(6))
     dtype, d, dv = DTYPES[problem.dtype], problem.head_dim, problem.head_dim_v
 
@@ -87,12 +90,11 @@ def backward_arguments(problem: AttentionProblem) -> tuple[Any, ...]:
         _operand(dtype, (batch, seqlen_k, heads_kv, d)),
         _operand(dtype, (batch, seqlen_k, heads_kv, dv)),
         _operand(dtype, (batch, seqlen_q, heads_q, dv)),
-        compact(Float32, batch, heads_q, rows),
-        compact(Float32, batch, heads_q, rows),
-        compact(Float32, batch, heads_q, rows, padded_head_dim(d)),
-        compact(Int32, batch, heads_q, cute.sym_int()) if problem.deterministic else None,
-        _operand(dtype, (batch, seqlen_k, heads_kv, d)),
-        _operand(dtype, (batch, seqlen_k, heads_kv, dv)),
+        compact(Float32, batch, heads_q, cute.sym_int()),
+        compact(Float32, batch, heads_q, rows, padded_head_dim(d)) if needed.dq else None,
+        compact(Int32, batch, heads_q, cute.sym_int()) if needed.dq and problem.deterministic else None,
+        _operand(dtype, (batch, seqlen_k, heads_kv, d)) if needed.dk else None,
+        _operand(dtype, (batch, seqlen_k, heads_kv, dv)) if needed.dv else None,
         *_numbers(problem),
     )
 

@@ -37,6 +37,8 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     In a pair each CTA adds the dQ of half of the queries, and needs their dS for the keys of both: the warpgroup that has the other half
     sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has
     read it, here and there, and so that dS had arrived.
+
+    P goes nowhere without dV: p_ready then says that S has been read. dS goes to tensor memory for dK, to shared memory for dQ.
     """
     at = State(Slot(Int32(0), Int32(0)), Int32(0))
     tiles, who = work.tiles, (half, thread)
@@ -63,8 +65,10 @@ def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: Sta
     c.barriers.row_full.wait(at.slot.index, at.slot.phase)
     c.barriers.s_full.wait(0, at.phase)
     P = probabilities(c, work, who, tile, at.slot.index, masked)
-    c.barriers.p_ready.arrive(0)
-    dscores(c, P, who, at.slot.index, at.phase)
+    if const_expr(c.config.needed.dv):
+        c.barriers.p_ready.arrive(0)
+    if const_expr(c.config.needed.scores):
+        dscores(c, P, who, at.slot.index, at.phase)
     return State(following(at.slot, ROW_SLOTS), at.phase ^ 1)
 
 
@@ -77,8 +81,10 @@ def probabilities(
     address, to = c.tmem + c.columns.S + half * QUERIES, c.tmem + c.columns.S + half * c.columns.second
     P = cute.make_rmem_tensor(QUERIES, Float32)
     load_columns(address, P, thread)
-    if const_expr(c.config.cta_pair):
+    if const_expr(c.config.cta_pair and c.config.needed.dq):
         c.barriers.s_read.arrive(0)
+    if const_expr(not c.config.needed.dv):  # nobody waits for P
+        c.barriers.p_ready.arrive(0)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
         part = cute.make_tensor(P.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
         slope = cute.make_rmem_tensor(CHUNK, Float32)
@@ -92,11 +98,13 @@ def probabilities(
         for i in cutlass.range_constexpr(0, CHUNK, 2):
             part[i], part[i + 1] = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
         part.store(cute.math.exp2(part.load(), fastmath=True))
-        store_columns(to + chunk * (CHUNK // 2), rounded(c, part), thread)
+        if const_expr(c.config.needed.dv):
+            store_columns(to + chunk * (CHUNK // 2), rounded(c, part), thread)
         if const_expr(c.scalars.gain is not None):
             for i in cutlass.range_constexpr(0, CHUNK, 2):
                 part[i], part[i + 1] = cute.arch.mul_packed_f32x2((part[i], part[i + 1]), (slope[i], slope[i + 1]))
-    cute.arch.fence_view_async_tmem_store()
+    if const_expr(c.config.needed.dv):
+        cute.arch.fence_view_async_tmem_store()
     return P
 
 
@@ -117,7 +125,24 @@ def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, p
             dS[i], dS[i + 1] = cute.arch.mul_packed_f32x2((x, y), (P[at], P[at + 1]))
         part = cute.make_tensor(words.iterator + chunk * (CHUNK // 2), cute.make_layout(CHUNK // 2))
         part.store(rounded(c, dS).load())
-    store_columns(to, words, thread)  # where, in a pair, dP of the last chunk was
+    if const_expr(c.config.needed.dk):
+        store_columns(to, words, thread)  # where, in a pair, dP of the last chunk was
+    if const_expr(c.config.needed.dq):
+        for_queries(c, words, who, phase)
+    if const_expr(c.config.needed.dk):
+        cute.arch.fence_view_async_tmem_store()
+    if const_expr(c.config.needed.dq):
+        cute.arch.fence_proxy("async.shared", space="cta")
+        if const_expr(c.config.cta_pair):
+            if half != c.rank:
+                exchange.send(c, thread // WARP)
+    c.barriers.ds_ready.arrive(0)
+
+
+@cute.jit
+def for_queries(c: Context, words: cute.Tensor, who: tuple[Int32, Int32], phase: Int32) -> None:
+    """DS of this thread to shared memory."""
+    half, thread = who
     if const_expr(c.config.cta_pair):
         c.barriers.dq_full.wait(0, phase ^ 1)
     part = half
@@ -128,12 +153,6 @@ def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, p
     for i in cutlass.range_constexpr(QUERIES // 8):
         source = cute.make_tensor(values.iterator + i * 8, cute.make_layout(8))
         cute.autovec_copy(source, cute.local_tile(c.shared.sdS[row, None, 0], (8,), (i,)))
-    cute.arch.fence_view_async_tmem_store()
-    cute.arch.fence_proxy("async.shared", space="cta")
-    if const_expr(c.config.cta_pair):
-        if half != c.rank:
-            exchange.send(c, thread // WARP)
-    c.barriers.ds_ready.arrive(0)
 
 
 @cute.jit

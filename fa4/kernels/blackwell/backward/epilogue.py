@@ -24,8 +24,10 @@ def run(c: Context, work: Work, softmax_scale: Float32, half: Int32, thread: Int
     Order: dV, dK times softmax_scale.
     """
     b, shared = c.barriers, c.shared
-    finish(c, work, (b.dv_full, b.dv_ready), (c.columns.dV, shared.sV), Float32(1.0), (half, thread))
-    finish(c, work, (b.dk_full, b.dk_ready), (c.columns.dK, shared.sK), softmax_scale, (half, thread))
+    if c.config.needed.dv:
+        finish(c, work, (b.dv_full, b.dv_ready), (c.columns.dV, shared.sV), Float32(1.0), (half, thread))
+    if c.config.needed.dk:
+        finish(c, work, (b.dk_full, b.dk_ready), (c.columns.dK, shared.sK), softmax_scale, (half, thread))
 
 
 @cute.jit
@@ -59,7 +61,7 @@ def finish(
 
 @cute.jit
 def store(c: Context, work: Work, *gradients: Tma) -> None:
-    """The epilogue warp: dV, then dK, to the rows that exist; tensors (Sk, D, head, batch).
+    """The epilogue warp: dV, then dK, those that are needed, to the rows that exist; tensors (Sk, D, head, batch).
 
     Warps: one.
     Owns: nothing; reads sV and sK.
@@ -68,7 +70,8 @@ def store(c: Context, work: Work, *gradients: Tma) -> None:
     Order: dV is on its way before dK is waited for.
     """
     sources = (c.barriers.dv_ready, c.shared.sV, c.head_dims[1]), (c.barriers.dk_ready, c.shared.sK, c.head_dims[0])
-    for (ready, tile, head_dim), (atom, tensor) in zip(sources, gradients, strict=True):
+    present = (source for source, there in zip(sources, (c.config.needed.dv, c.config.needed.dk), strict=True) if there)
+    for (ready, tile, head_dim), (atom, tensor) in zip(present, gradients, strict=True):
         shape = (TMEM_LANES, padded_head_dim(head_dim))
         gX = cute.local_tile(tensor[None, None, work.head, work.batch], shape, (None, 0))
         source, to = cpasync.tma_partition(atom, 0, cute.make_layout(1), cute.group_modes(tile, 0, 2), cute.group_modes(gX, 0, 2))

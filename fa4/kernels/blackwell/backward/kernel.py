@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellBackwardConfig, check_blackwell_backward, swizzle_columns
+from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellBackwardConfig, Needed, check_blackwell_backward, swizzle_columns
 from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mma, reduce
 from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
@@ -17,7 +17,7 @@ from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.kernels.common.tensor_memory import set_up, tear_down
-from fa4.kernels.common.tma import Source, Tma, by_head, tile_layout
+from fa4.kernels.common.tma import Source, Tma, by_head, kept_map, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
 
@@ -27,11 +27,10 @@ THREADS = 512
 
 
 class Rows(NamedTuple):
-    """What there is of each query: lse and delta (B, Hq, Sq rounded), the dQ accumulator, the semaphores of its blocks."""
+    """What there is of each query: lse and delta (B, Hq, 2 * Sq rounded), the dQ accumulator, the semaphores of its blocks."""
 
-    mLSE: cute.Tensor
-    mDelta: cute.Tensor
-    mdQ: cute.Tensor
+    mStatistics: cute.Tensor
+    mdQ: cute.Tensor | None
     mSemaphore: cute.Tensor | None
 
 
@@ -49,11 +48,13 @@ class BlackwellBackward:
     def name(self) -> str:
         """Stable name of the device function, without the suffix that the DSL adds."""
         suffix = f"s{self.config.stages}" + "pair" * self.config.cta_pair + "ordered" * self.problem.deterministic
+        if self.config.needed != Needed():
+            suffix += f"_{self.config.needed.names}"
         return kernel_name("blackwell", self.problem, suffix)
 
     def compile_arguments(self) -> tuple[Any, ...]:
         """Arguments for ``cute.compile``."""
-        return backward_arguments(self.problem)
+        return backward_arguments(self.problem, self.config.needed)
 
     @cute.jit
     def __call__(  # the tensors of a backward pass
@@ -62,12 +63,11 @@ class BlackwellBackward:
         mK: cute.Tensor,
         mV: cute.Tensor,
         mdO: cute.Tensor,
-        mLSE: cute.Tensor,
-        mDelta: cute.Tensor,
-        mdQ: cute.Tensor,
+        mStatistics: cute.Tensor,
+        mdQ: cute.Tensor | None,
         mSemaphore: cute.Tensor | None,
-        mdK: cute.Tensor,
-        mdV: cute.Tensor,
+        mdK: cute.Tensor | None,
+        mdV: cute.Tensor | None,
         softmax_scale: Float32,
         softcap: Float32 | None,
         window_left: Int32 | None,
@@ -81,12 +81,13 @@ class BlackwellBackward:
             mK: keys (B, Sk, Hkv, D).
             mV: values (B, Sk, Hkv, Dv).
             mdO: gradient of out (B, Sq, Hq, Dv).
-            mLSE: lse in log2 units (B, Hq, Sq rounded up to 128), float32; +inf in rows that see no key, or do not exist.
-            mDelta: rowsum(out * dout) - dlse, likewise; 0 in rows that do not exist.
-            mdQ: accumulator of dQ without scale (B, Hq, Sq rounded, D rounded), float32, zeroed; see ``fa4.kernels.common.dq_layout``.
-            mSemaphore: int32 (B, Hq, Sq rounded / 32), zeroed; None unless deterministic.
-            mdK: gradient of k (B, Sk, Hkv, D), written.
-            mdV: gradient of v (B, Sk, Hkv, Dv), written.
+            mStatistics: (B, Hq, 2 * Sq rounded up to 128), float32: of each tile of 128 rows lse in log2 units, +inf in rows that see no
+                key, or do not exist; then delta = rowsum(out * dout) - dlse, 0 in rows that do not exist.
+            mdQ: accumulator of dQ without scale (B, Hq, Sq rounded, D rounded), float32, zeroed; see ``fa4.kernels.common.dq_layout``. None
+                unless needed.
+            mSemaphore: int32 (B, Hq, Sq rounded / 32), zeroed; None unless deterministic and dq is needed.
+            mdK: gradient of k (B, Sk, Hkv, D), written; None unless needed.
+            mdV: gradient of v (B, Sk, Hkv, Dv), likewise.
             softmax_scale: factor on Q K^T.
             softcap: as in the forward, None without.
             window_left: likewise.
@@ -105,15 +106,15 @@ class BlackwellBackward:
             limits = call_limits(self.problem, (seqlen_q, seqlen_k), window_left, window_right)
             load_op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO if config.cta_pair else tcgen05.CtaGroup.ONE)
             shapes, store_op = tile_shapes(config, self.head_dims), cpasync.CopyBulkTensorTileS2GOp()
-            moves = [(mdK, shapes.K, store_op), (mdV, shapes.V, store_op)]
-            moves += [(mK, shapes.K, load_op), (mV, shapes.V, load_op), (mQ, shapes.Q, load_op), (mdO, shapes.dO, load_op)]
+            moves = [(mK, shapes.K, load_op), (mV, shapes.V, load_op), (mQ, shapes.Q, load_op), (mdO, shapes.dO, load_op)]
             if const_expr(config.cta_pair):
                 moves += [(mQ, shapes.Qt, load_op), (mdO, shapes.dOt, load_op), (mK, shapes.Kt, load_op)]
+            moves += [(x, tile, store_op) for x, tile in ((mdV, shapes.V), (mdK, shapes.K)) if x is not None]
             views = ((op, by_head(x, swizzle_columns(tile[1])), tile) for x, tile, op in moves)
             atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)) for op, view, tile in views)
             BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
-            self.kernel(atoms, Rows(mLSE, mDelta, mdQ, mSemaphore), *numbers).launch(
+            self.kernel(atoms, Rows(mStatistics, mdQ, mSemaphore), *numbers).launch(
                 grid=[blocks * rows * config.cluster, 1, 1],
                 block=[THREADS, 1, 1],
                 cluster=[config.cluster, 1, 1] if const_expr(config.cta_pair) else None,
@@ -124,8 +125,10 @@ class BlackwellBackward:
     @cute.kernel
     def kernel(self, moves: tuple[Tma, ...], per_row: Rows, softmax_scale: Float32, scalars: ScoreScalars, tiles: Tiles) -> None:
         """Allocate, and hand each warp to its role."""
-        dK, dV, K, V, Q, dO = moves[:6]
+        K, V, Q, dO = moves[:4]
         config = self.config
+        gradients = config.needed.dv + config.needed.dk  # at the end of moves, dV first
+        others, stores = moves[4 : len(moves) - gradients], moves[len(moves) - gradients :]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
         shared = allocate(config, self.head_dims, self.dtype)
@@ -141,7 +144,8 @@ class BlackwellBackward:
             epilogue.run(c, work, softmax_scale, half, thread)
         elif warp < 12:
             cute.arch.setmaxregister_increase(config.registers[1])
-            reduce.run(c, c.work(), per_row.mdQ, per_row.mSemaphore, thread)
+            if const_expr(config.needed.dq):
+                reduce.run(c, c.work(), per_row.mdQ, per_row.mSemaphore, thread)
         else:
             cute.arch.setmaxregister_decrease(config.registers[2])
             if warp == MMA:
@@ -149,12 +153,13 @@ class BlackwellBackward:
                     mma.run(c, c.work())
             elif warp == LOAD:
                 places = (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sQt, shared.sdOt, shared.sKt)
-                more = moves[6:] if const_expr(config.cta_pair) else (Q, dO, K)
-                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), strict=True)
-                load.run(c, c.work(), load.Sources(per_row.mLSE, per_row.mDelta, *(Source(*x, to, shape) for x, to, shape in loads)))
+                more = others if const_expr(config.cta_pair) else (Q, dO, K)
+                maps = (None, None, *(kept_map(x.atom) for x in (Q, dO, *more[:2])), None)  # of what each query tile has
+                loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), maps, strict=True)
+                load.run(c, c.work(), load.Sources(per_row.mStatistics, *(Source(*x, to, shape, kept) for x, to, shape, kept in loads)))
             elif warp == EPILOGUE:
-                epilogue.store(c, c.work(), dV, dK)
+                epilogue.store(c, c.work(), *stores)
             elif warp == RELAY:
-                if const_expr(config.cta_pair):
+                if const_expr(config.cta_pair and config.needed.dq):
                     exchange.relay(c, c.work())
         tear_down(start, config, warp == MMA)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import ROW_SLOTS, TMEM_LANES
+from fa4.config import TMEM_LANES
 from fa4.kernels.blackwell.backward.context import Context, Work
-from fa4.kernels.common.barrier import Slot, following
 from fa4.kernels.common.tma import Source
+
+STATISTICS = 2 * TMEM_LANES
+"""Float32 numbers of a query tile: lse of its rows, then delta."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Tensors in global memory and the tiles they fill, the last three a pair's; ``mLSE`` and ``mDelta`` float32 (B, Hq, Sq rounded)."""
+    """Tensors in global memory and the tiles they fill, the last three a pair's; ``mStatistics`` float32 (B, Hq, 2 * Sq rounded)."""
 
-    mLSE: cute.Tensor
-    mDelta: cute.Tensor
+    mStatistics: cute.Tensor
     K: Source
     V: Source
     Q: Source
@@ -31,80 +31,93 @@ class Sources:
     Kt: Source
 
 
+@dataclass(frozen=True)
+class Head:
+    """A query head: its number, the batch, and where its statistics begin."""
+
+    head: Int32
+    batch: Int32
+    statistics: cute.Pointer
+
+
 @cute.jit
 def run(c: Context, work: Work, sources: Sources) -> None:
     """Fill shared memory.
 
     Warps: one.
-    Owns: sK, sV, sQ, sLSE, sDelta, sdO; of a pair sKt, sQt, sdOt.
+    Owns: sK, sV, sQ, sStatistics, sdO; of a pair sKt, sQt, sdOt.
     Waits: q_empty, do_empty, qt_empty, dot_empty, before shared memory is used again.
     Signals: k_full, v_full, q_full, row_full, do_full, kt_full, qt_full, dot_full by the bytes that arrive (elements beyond a tensor as 0).
     Order: K, then the first Q with its lse and delta, V, dO; then Q and dO of each further tile; heads of the group one after the other.
-    What a tile has for the gradients follows what it has for S and dP.
+    What a tile has for the gradients follows what it has for S and dP. What no needed gradient reads is not loaded.
 
     At the end of a pair it waits until all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
     keys, here = (work.key_tile * c.config.cluster + c.rank, 0), (work.head, work.batch)
-    at = Next(Slot(Int32(0), Int32(0)), Int32(0), work.tiles.begin, work.head * work.group)
     if work.steps > 0:
+        used, first = Int32(0), head_of(work, sources, Int32(0))
         sources.K.start(c, keys, here, 0, c.barriers.k_full.at(0))
-        for_scores(c, work, sources, at)
-        sources.V.start(c, keys, here, 0, c.barriers.v_full.at(0))
-        at = for_others(c, work, sources, at)
-        if const_expr(c.config.cta_pair):
+        for_scores(c, sources, first, work.tiles.begin, used)
+        if const_expr(c.config.needed.scores):
+            sources.V.start(c, keys, here, 0, c.barriers.v_full.at(0))
+        for_others(c, sources, first, work.tiles.begin, used)
+        if const_expr(c.config.cta_pair and c.config.needed.dq):
             sources.Kt.start(c, (work.key_tile, c.rank), here, 0, c.barriers.kt_full.at(0))
-    for _ in cutlass.range(1, work.steps, unroll=1):
-        for_scores(c, work, sources, at)
-        at = for_others(c, work, sources, at)
-    if const_expr(c.config.cta_pair):
-        for barrier in (c.barriers.q_empty, c.barriers.do_empty, c.barriers.dot_empty, c.barriers.qt_empty):
-            barrier.wait(0, at.used & 1 ^ 1)
-
-
-class Next(NamedTuple):
-    """What is loaded next: the slot of Q, how many tiles came before; the query tile, and its head."""
-
-    slot: Slot
-    used: Int32
-    tile: Int32
-    head: Int32
-
-
-@cute.jit
-def for_scores(c: Context, work: Work, sources: Sources, at: Next) -> None:
-    """Q of a tile, for S, and lse and delta."""
-    c.barriers.q_empty.wait(at.slot.index, at.slot.phase ^ 1)
-    full = c.barriers.q_full.at(at.slot.index)
-    sources.Q.start(c, (at.tile * c.config.cluster + c.rank, 0), (at.head, work.batch), at.slot.index, full)
-    statistics(sources, c, (at.tile, at.head, work.batch), at.used % ROW_SLOTS)
+        begin, used = work.tiles.begin + 1, Int32(1)
+        for member in cutlass.range(work.group, unroll=1):
+            head = head_of(work, sources, member)
+            for tile in cutlass.range(begin, work.tiles.end, unroll=1):
+                for_scores(c, sources, head, tile, used)
+                for_others(c, sources, head, tile, used)
+                used = used + 1
+            begin = work.tiles.begin
+        if const_expr(c.config.cta_pair):
+            needed, b = c.config.needed, c.barriers
+            for barrier, there in ((b.q_empty, True), (b.do_empty, needed.scores), (b.dot_empty, needed.dv), (b.qt_empty, needed.scores)):
+                if const_expr(there):
+                    barrier.wait(0, used & 1 ^ 1)
 
 
 @cute.jit
-def for_others(c: Context, work: Work, sources: Sources, at: Next) -> Next:
-    """DO of a tile, for dP, and what a pair has for dV and dK; returns what comes next."""
-    b, rows, head = c.barriers, (at.tile * c.config.cluster + c.rank, 0), (at.head, work.batch)
-    b.do_empty.wait(0, at.used & 1 ^ 1)
-    sources.dO.start(c, rows, head, 0, b.do_full.at(0))
-    if const_expr(c.config.cta_pair):
-        b.dot_empty.wait(0, at.used & 1 ^ 1)
-        sources.dOt.start(c, (at.tile, c.rank), head, 0, b.dot_full.at(0))
-        b.qt_empty.wait(0, at.used & 1 ^ 1)  # and so lse and delta of the tile after are free
-        sources.Qt.start(c, (at.tile, c.rank), head, 0, b.qt_full.at(0))
-    last = at.tile + 1 == work.tiles.end
-    tile, of = work.tiles.begin if last else at.tile + 1, at.head + 1 if last else at.head
-    return Next(following(at.slot, c.config.stages), at.used + 1, tile, of)
+def head_of(work: Work, sources: Sources, member: Int32) -> Head:
+    """One of the query heads that share the key head."""
+    head, (_, heads, numbers) = work.head * work.group + member, sources.mStatistics.shape
+    first = Int64(work.batch * heads + head) * numbers  # the tensor is contiguous
+    return Head(head, work.batch, sources.mStatistics.iterator + first)
 
 
 @cute.jit
-def statistics(sources: Sources, c: Context, place: tuple[Int32, Int32, Int32], slot: Int32) -> None:
-    """Start lse and delta of the query tile ``place``, (tile, head, batch)."""
-    tile, head, batch = place
-    full = c.barriers.row_full.at(slot)
-    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
-    _, heads, rows = sources.mLSE.shape
-    first = Int64((batch * heads + head) * (rows // TMEM_LANES) + tile) * TMEM_LANES  # both tensors are contiguous
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(full, 2 * TMEM_LANES * 4)
-        for mX, sX in ((sources.mLSE, c.shared.sLSE), (sources.mDelta, c.shared.sDelta)):  # such copies do not elect by themselves
-            source = cute.make_ptr(Float32, (mX.iterator + first).toint(), cute.AddressSpace.gmem, assumed_align=16)
-            cute.copy(atom, cute.make_tensor(source, cute.make_layout(TMEM_LANES)), sX[None, slot], mbar_ptr=full)
+def for_scores(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32) -> None:
+    """Q of a tile, for S, and lse and delta; ``used`` is how many tiles came before."""
+    slot, phase = used & c.config.stages - 1, used >> c.config.stages - 1 & 1  # one or two slots
+    c.barriers.q_empty.wait(slot, phase ^ 1)
+    rows = (tile * c.config.cluster + c.rank, 0)
+    sources.Q.start(c, rows, (head.head, head.batch), slot, c.barriers.q_full.at(slot))
+    statistics(c, head.statistics + Int64(tile) * STATISTICS, used & 1)
+
+
+@cute.jit
+def for_others(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32) -> None:
+    """DO of a tile, for dP, and what a pair has for dV and dK."""
+    b, rows, at = c.barriers, (tile * c.config.cluster + c.rank, 0), (head.head, head.batch)
+    needed, pair = c.config.needed, c.config.cta_pair
+    if const_expr(needed.scores or not pair):
+        b.do_empty.wait(0, used & 1 ^ 1)
+        sources.dO.start(c, rows, at, 0, b.do_full.at(0))
+    if const_expr(pair and needed.dv):
+        b.dot_empty.wait(0, used & 1 ^ 1)
+        sources.dOt.start(c, (tile, c.rank), at, 0, b.dot_full.at(0))
+    if const_expr(pair and needed.scores):
+        b.qt_empty.wait(0, used & 1 ^ 1)  # and so lse and delta of the tile after are free; without dQ and dK they are since dot_empty
+        if const_expr(needed.dk):
+            sources.Qt.start(c, (tile, c.rank), at, 0, b.qt_full.at(0))
+
+
+@cute.jit
+def statistics(c: Context, source: cute.Pointer, slot: Int32) -> None:
+    """Start lse and delta of a query tile, which lie side by side here and there."""
+    atom, full = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32), c.barriers.row_full.at(slot)
+    aligned = cute.make_ptr(Float32, source.toint(), cute.AddressSpace.gmem, assumed_align=16)
+    with cute.arch.elect_one():  # such copies do not elect by themselves
+        cute.arch.mbarrier_arrive_and_expect_tx(full, STATISTICS * 4)
+        cute.copy(atom, cute.make_tensor(aligned, cute.make_layout(STATISTICS)), c.shared.sStatistics[None, slot], mbar_ptr=full)

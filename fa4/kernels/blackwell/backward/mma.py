@@ -74,36 +74,60 @@ def scores(c: Context, p: Products, state: State) -> None:
 @cute.jit
 def dprobabilities(c: Context, p: Products, state: State) -> None:
     """dP^T = V dO^T; then dp_full."""
-    c.barriers.do_full.wait(0, state.step & 1)
-    how = Int32(instruction(c.dtype, c.tile_n, TILE))
-    with cute.arch.elect_one():
-        for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
-            multiply_ss(c.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0), c.config.cluster)
-        tell(c, c.barriers.dp_full.at(0))
-        if const_expr(c.config.cta_pair or c.columns.serial):
-            tell(c, c.barriers.do_empty.at(0))
+    if const_expr(c.config.needed.scores):
+        c.barriers.do_full.wait(0, state.step & 1)
+        how = Int32(instruction(c.dtype, c.tile_n, TILE))
+        with cute.arch.elect_one():
+            for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
+                multiply_ss(c.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0), c.config.cluster)
+            tell(c, c.barriers.dp_full.at(0))
+            if const_expr(c.config.cta_pair or last_of_dout(c) == "dP"):
+                tell(c, c.barriers.do_empty.at(0))
+
+
+def last_of_dout(c: Context) -> str:
+    """Which product reads a tile of dO last: dV, which waits for P, where dP does not wait for dV."""
+    return "dV" if c.config.needed.dv and not (c.columns.serial and c.config.needed.scores) else "dP"
+
+
+def last_of_rows(c: Context) -> str:
+    """Which product of a tile is the last that waits for the compute warps: when it is complete, lse and delta have been read, and Q."""
+    needed = c.config.needed
+    return "dK" if needed.dk else "dQ" if needed.dq else "dV"
 
 
 @cute.jit
 def dvalues(c: Context, p: Products, state: State) -> None:
-    """DV += P^T dO, when P is there; then dO is free, where it came last."""
+    """DV += P^T dO, when P is there; then dO is free, where it came last. Without dV: when S has been read."""
     b = c.barriers
     b.p_ready.wait(0, state.step & 1)
-    if const_expr(c.config.cta_pair):
-        b.dot_full.wait(0, state.step & 1)
-    transposed(c, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1])), p.dOt, 0, state.step)
-    if const_expr(not c.columns.serial):
-        commit(c, (b.dot_empty if const_expr(c.config.cta_pair) else b.do_empty).at(0))
+    if const_expr(c.config.needed.dv):
+        if const_expr(c.config.cta_pair):
+            b.dot_full.wait(0, state.step & 1)
+        elif const_expr(not c.config.needed.scores):
+            b.do_full.wait(0, state.step & 1)
+        transposed(c, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1])), p.dOt, 0, state.step)
+        if const_expr(c.config.cta_pair):
+            commit(c, b.dot_empty.at(0))
+        elif const_expr(last_of_dout(c) == "dV"):
+            commit(c, b.do_empty.at(0))
+        if const_expr(last_of_rows(c) == "dV" and not c.config.cta_pair):
+            commit(c, b.q_empty.at(state.slot.index))
 
 
 @cute.jit
 def dkeys(c: Context, p: Products, state: State) -> None:
     """DK += dS^T Q; then Q is free."""
-    b = c.barriers
-    if const_expr(c.config.cta_pair):
-        b.qt_full.wait(0, state.step & 1)
-    transposed(c, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0])), p.Qt, state.slot.index, state.step)
-    commit(c, b.qt_empty.at(0) if const_expr(c.config.cta_pair) else b.q_empty.at(state.slot.index))
+    if const_expr(c.config.needed.dk):
+        if const_expr(c.config.cta_pair):
+            c.barriers.qt_full.wait(0, state.step & 1)
+        transposed(c, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0])), p.Qt, state.slot.index, state.step)
+        commit(c, rows_empty(c, state))
+
+
+def rows_empty(c: Context, state: State) -> cute.Pointer:
+    """The barrier of ``last_of_rows``."""
+    return c.barriers.qt_empty.at(0) if c.config.cta_pair else c.barriers.q_empty.at(state.slot.index)
 
 
 @cute.jit
@@ -121,19 +145,23 @@ def transposed(c: Context, columns: cutlass.Constexpr[tuple[int, int, int]], b: 
 
 @cute.jit
 def dqueries(c: Context, p: Products, state: State) -> None:
-    """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full."""
-    how = Int32(instruction(c.dtype, TILE, padded_head_dim(c.head_dims[0]), b_along_rows=True, a_along_rows=True))
-    c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
-    with cute.arch.elect_one():
-        for k in cutlass.range_constexpr(c.tile_n // K_STEP):
-            multiply_ss(c.tmem + c.columns.dQ, p.dS.step(k, True), p.Kt.step(k, True), how, Int32(k > 0), c.config.cluster)
-        tell(c, c.barriers.dq_full.at(0))
+    """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full. Without dK Q is free, then."""
+    if const_expr(c.config.needed.dq):
+        how = Int32(instruction(c.dtype, TILE, padded_head_dim(c.head_dims[0]), b_along_rows=True, a_along_rows=True))
+        c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
+        with cute.arch.elect_one():
+            for k in cutlass.range_constexpr(c.tile_n // K_STEP):
+                multiply_ss(c.tmem + c.columns.dQ, p.dS.step(k, True), p.Kt.step(k, True), how, Int32(k > 0), c.config.cluster)
+            tell(c, c.barriers.dq_full.at(0))
+            if const_expr(last_of_rows(c) == "dQ"):
+                tell(c, rows_empty(c, state))
 
 
 @cute.jit
 def from_scores(c: Context, p: Products, state: State) -> None:
     """Both products that need dS. What comes last hides whether the reduce warps are quick: dK where dQ can come before it."""
-    c.barriers.ds_ready.wait(0, state.step & 1)
+    if const_expr(c.config.needed.scores):
+        c.barriers.ds_ready.wait(0, state.step & 1)
     if const_expr(c.columns.dq_apart):
         dqueries(c, p, state)
         dkeys(c, p, state)
@@ -155,6 +183,9 @@ def run(c: Context, work: Work) -> None:
 
     Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for s_read and moved before dQ; it signals qt_empty
     and dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
+
+    Products for gradients that nobody needs are left out, with their waits and signals. What the commit of a missing dK would have told the
+    load warp, that Q, lse and delta have been read, the last product tells that waits for the compute warps (``last_of_rows``).
     """
     kq = Int32(instruction(c.dtype, c.tile_n, TILE))
     if const_expr(c.scalars.flip_q is not None):
@@ -173,7 +204,15 @@ def run(c: Context, work: Work) -> None:
             one_by_one(c, p, work)
         else:
             overlapped(c, p, work)
-        commit(c, c.barriers.dk_full.at(0))
+        if const_expr(c.config.needed.dk):
+            commit(c, c.barriers.dk_full.at(0))
+
+
+@cute.jit
+def values_done(c: Context) -> None:
+    """No further product adds to dV or reads V."""
+    if const_expr(c.config.needed.dv):
+        commit(c, c.barriers.dv_full.at(0))
 
 
 @cute.jit
@@ -181,19 +220,20 @@ def overlapped(c: Context, p: Products, work: Work) -> None:
     """The steady state: the tensor core has two products to do while the compute warps turn S into P, and two more before they have dS."""
     state = State(Slot(Int32(0), Int32(0)), Int32(0))
     scores(c, p, state)
-    c.barriers.v_full.wait(0, 0)
+    if const_expr(c.config.needed.scores):
+        c.barriers.v_full.wait(0, 0)
     dprobabilities(c, p, state)
     dvalues(c, p, state)
     for step in cutlass.range(1, work.steps, unroll=1):
         new = State(following(state.slot, c.config.stages), step)
         scores(c, p, new)
         from_scores(c, p, state)
-        if const_expr(c.columns.dQ < c.columns.dP + TILE):  # dP overwrites dQ
+        if const_expr(c.config.needed.dq and c.columns.dQ < c.columns.dP + TILE):  # dP overwrites dQ
             c.barriers.dq_empty.wait(0, state.step & 1)
         dprobabilities(c, p, new)
         dvalues(c, p, new)
         state = new
-    commit(c, c.barriers.dv_full.at(0))
+    values_done(c)
     from_scores(c, p, state)
 
 
@@ -201,27 +241,35 @@ def overlapped(c: Context, p: Products, work: Work) -> None:
 def paired(c: Context, p: Products, work: Work) -> None:
     """A pair: dQ goes where S of the next tile was, once that is in registers, while P is worked out; before another S it must be read."""
     state = State(Slot(Int32(0), Int32(0)), Int32(0))
+    needed = c.config.needed
     scores(c, p, state)
-    c.barriers.v_full.wait(0, 0)
+    if const_expr(needed.scores):
+        c.barriers.v_full.wait(0, 0)
     dprobabilities(c, p, state)
     dvalues(c, p, state)
-    c.barriers.kt_full.wait(0, 0)
+    if const_expr(needed.dq):
+        c.barriers.kt_full.wait(0, 0)
     for step in cutlass.range(1, work.steps, unroll=1):
         new = State(following(state.slot, 1), step)
-        c.barriers.dq_empty.wait(0, step & 1)
+        if const_expr(needed.dq):
+            c.barriers.dq_empty.wait(0, step & 1)
         scores(c, p, new)
-        c.barriers.ds_ready.wait(0, state.step & 1)
+        if const_expr(needed.scores):
+            c.barriers.ds_ready.wait(0, state.step & 1)
         dkeys(c, p, state)
         dprobabilities(c, p, new)
-        c.barriers.s_read.wait(0, step & 1)
-        c.barriers.moved.wait(0, state.step & 1)
+        if const_expr(needed.dq):
+            c.barriers.s_read.wait(0, step & 1)
+            c.barriers.moved.wait(0, state.step & 1)
         dqueries(c, p, state)
         dvalues(c, p, new)
         state = new
-    commit(c, c.barriers.dv_full.at(0))
-    c.barriers.ds_ready.wait(0, state.step & 1)
+    values_done(c)
+    if const_expr(needed.scores):
+        c.barriers.ds_ready.wait(0, state.step & 1)
     dkeys(c, p, state)
-    c.barriers.moved.wait(0, state.step & 1)
+    if const_expr(needed.dq):
+        c.barriers.moved.wait(0, state.step & 1)
     dqueries(c, p, state)
 
 
@@ -230,13 +278,15 @@ def one_by_one(c: Context, p: Products, work: Work) -> None:
     """Where S, dP and dQ overlap: P gives way to dP, and S waits for dQ to be read."""
     state = State(Slot(Int32(0), Int32(0)), Int32(0))
     for step in cutlass.range(work.steps, unroll=1):
-        c.barriers.dq_empty.wait(0, step & 1 ^ 1)
+        if const_expr(c.config.needed.dq):
+            c.barriers.dq_empty.wait(0, step & 1 ^ 1)
         scores(c, p, state)
         c.barriers.do_full.wait(0, step & 1)
         dvalues(c, p, state)
-        if step == 0:
-            c.barriers.v_full.wait(0, 0)
+        if const_expr(c.config.needed.scores):
+            if step == 0:
+                c.barriers.v_full.wait(0, 0)
         dprobabilities(c, p, state)
         from_scores(c, p, state)
         state = State(following(state.slot, c.config.stages), step + 1)
-    commit(c, c.barriers.dv_full.at(0))
+    values_done(c)

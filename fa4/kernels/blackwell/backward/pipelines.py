@@ -13,6 +13,7 @@ What needs no barrier, since the tensor core works in order:
 - S of the next tile goes where P was: it is issued behind the product that reads P.
 - dS is written over the one before in tensor memory after ``dp_full``: dP was issued behind the product that reads dS there.
 - lse and delta of a tile are free when its Q is, for dK: that product is issued after ``ds_ready``, so after the compute warps read them.
+  Where nobody needs dK, the commit comes behind dQ, or else behind dV.
 
 In a pair of CTAs the MMA warp of the even one, the leader, issues the products of both. What it waits for is counted in its shared memory:
 the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits arrive in both. A pair has barriers of its own, ``PAIRED``::
@@ -46,7 +47,7 @@ GRAPH = {
     "k_full": (1, False),  # load, with the bytes of K, to mma
     "v_full": (1, False),  # load, with the bytes of V, to mma
     "q_full": (1, True),  # load, with the bytes of Q, to mma
-    "q_empty": (1, True),  # mma, by commit: S and dK of the tile are complete; in a pair, S
+    "q_empty": (1, True),  # mma, by commit: S and dK (or what comes last, see mma.py) of the tile are complete; in a pair, S
     "row_full": (1, True),  # load, with the bytes of lse and delta, to compute
     "do_full": (1, False),  # load, with the bytes of dO, to mma
     "do_empty": (1, False),  # mma, by commit: dP and dV of the tile are complete; in a pair, dP
@@ -65,7 +66,7 @@ GRAPH = {
 PAIRED = {
     "kt_full": (1, False),  # load, with the bytes of half of the columns of K, to mma
     "qt_full": (1, False),  # load, with those of Q, to mma
-    "qt_empty": (1, False),  # mma, by commit: dK of the tile is complete
+    "qt_empty": (1, False),  # mma, by commit: dK of the tile is complete, or dQ where nobody needs dK
     "dot_full": (1, False),  # load, with those of dO, to mma
     "dot_empty": (1, False),  # mma, by commit: dV of the tile is complete
     "sent": (1, False),  # relay, with the bytes of dS that the other CTA sends

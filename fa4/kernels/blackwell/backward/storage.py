@@ -50,12 +50,14 @@ class Shared:
 
     Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
-    the other CTA. ``sLSE`` and ``sDelta`` are float32 (queries, slot); ``sdQ`` float32 (columns, row, group of columns, warp, 2), in the
-    order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V were.
+    the other CTA. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
+    float32 (columns, row, group of columns, warp, 2), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V
+    were.
     """
 
     barriers: Barriers
     tmem_address: cute.Pointer
+    sStatistics: cute.Tensor
     sLSE: cute.Tensor
     sDelta: cute.Tensor
     sdQ: cute.Tensor
@@ -74,7 +76,9 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
-    lse, delta = (allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, ROW_SLOTS)), 16) for _ in range(2))
+    statistics = allocator.allocate_tensor(Float32, cute.make_layout((2 * TMEM_LANES, ROW_SLOTS)), 16)
+    rows = cute.make_layout((TMEM_LANES, ROW_SLOTS), stride=(1, 2 * TMEM_LANES))
+    lse, delta = (cute.make_tensor(statistics.iterator + first, rows) for first in (0, TMEM_LANES))
 
     def tile(shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
         size = shape[0] * shape[1]
@@ -85,4 +89,4 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     sdS = tile((TMEM_LANES * (config.cluster + 1 if config.cta_pair else 2), TMEM_LANES // 2))
     others = (tile(shapes.Qt), tile(shapes.dOt), tile(shapes.Kt)) if config.cta_pair else (sQ, sdO, sK)
     sdQ = allocator.allocate_tensor(Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 2)), 128)
-    return Shared(barriers, address, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
+    return Shared(barriers, address, statistics, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
