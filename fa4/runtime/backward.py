@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +14,9 @@ from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
 from fa4.config import ROW_TILE, padded_head_dim
 from fa4.kernels.common.dq_layout import BLOCK_ROWS
+from fa4.modifier import DeviceFunctions
 from fa4.problem import AttentionOptions
-from fa4.runtime.forward import Scalar, compiled_for, numbers, options_class
+from fa4.runtime.forward import Scalar, aux_operands, compiled_for, numbers, options_class
 from fa4.runtime.tensors import dense_operand, kernel_operand
 
 
@@ -27,10 +29,11 @@ class Execute(Protocol):
         inputs: tuple[Tensor | None, ...],
         outputs: tuple[Tensor | None, ...],
         scalars: tuple[Scalar, ...],
+        aux: Sequence[Tensor] = (),
         *,
         updated: tuple[Tensor | None, ...] = (),
     ) -> None:
-        """Tensors that are read, written, and read and written, and numbers."""
+        """Tensors that are read, written, and read and written, numbers, and tensors of functions on scores."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     Raises:
         CompileError, UnsupportedError: there is no kernel for this request.
     """
+    functions: DeviceFunctions = (None, None)
+    if options.modifiers is not None:
+        options.modifiers.check_derivative()
+        functions = options.modifiers.backward_functions
     q, k, v = saved.q, saved.k, saved.v
     batch, seqlen, heads, head_dim = q.shape
     if batch * seqlen * k.shape[1] == 0:
@@ -75,14 +82,16 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     dq_sums, rest = zeros.split_with_sizes((sums, blocks * deterministic))
     semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if deterministic else None
 
-    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), deterministic)
+    target = arch, tuning.LONG
+    problem, config = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), target, deterministic, functions)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
     execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (lse_log2, delta, zeros), ())
 
     dk, dv = (x.new_empty(x.shape) for x in (k, v))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
     updated = dq_sums.view(batch, heads, rounded, columns), semaphores
-    execute(get(problem, config, arch), (*operands, lse_log2, delta), (dk, dv), numbers(problem, options), updated=updated)
+    read, aux = (*operands, lse_log2, delta), aux_operands(options)
+    execute(get(problem, config, arch), read, (dk, dv), numbers(problem, options), aux, updated=updated)
 
     dq = None
     if saved.needed[0]:
