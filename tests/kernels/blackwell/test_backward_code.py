@@ -175,7 +175,7 @@ def test_functions_on_scores_spill_nothing(compile_ptx, task, score, mask, pair)
 
 
 def test_slopes_cost_nothing_where_a_derivative_ignores_the_score(compile_ptx):
-    """As many multiplications and choices in a tile without a mask as a kernel has that changes no score but by that bias."""
+    """Where the slope depends on the score, P is compared with 0 for every query; the multiplication by 1 goes, and that with it."""
     found = {}
     for name, gradient in (("passed on", examples.alibi.grad), ("by the score", _by_the_score)):
         task = replace(problem(64, "causal"), score_mod=replace(examples.alibi.for_kernels(), gradient=gradient))
