@@ -143,6 +143,8 @@ def test_layout_of_sums_has_an_inverse():
 
 # On the virtual GPU
 
+CAUSAL = {"causal": True}  # the kernels that other tests compile; every query sees keys of all tiles
+
 
 def cancelling(tiles=3, **shape):
     """Contributions of two key tiles to dq that nearly cancel, so that in which order the third comes between shows in dq."""
@@ -164,7 +166,7 @@ def gradients(inputs, deterministic, **options):
 class TestBackward:
     def test_the_fast_mode_differs_and_the_order_of_tiles_says_why(self):
         inputs = cancelling()
-        found = check(lambda: gradients(inputs, False), (), seeds=range(8))
+        found = check(lambda: gradients(inputs, False, **CAUSAL), (), seeds=range(8))
         difference = found.difference
         assert difference.output == "dq"
         first, second = difference.orders
@@ -183,28 +185,28 @@ class TestBackward:
 
     def test_the_deterministic_mode_does_not(self):
         inputs = cancelling()
-        assert check(lambda: gradients(inputs, True), (), seeds=range(4))
+        assert check(lambda: gradients(inputs, True, **CAUSAL), (), seeds=range(4))
 
     @pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
     def test_the_order_is_enforced_and_a_missing_acquire_is_noticed(self, monkeypatch, head_dim):
         """In whatever order the tiles came: one schedule says it. The fault: the semaphore is waited for, but read without acquire."""
         inputs = cancelling(head_dim=head_dim)
-        assert check(lambda: gradients(inputs, True), (), seeds=[1, 1]).unordered is None
-        fast = check(lambda: gradients(inputs, False), (), seeds=[1, 1])
+        assert check(lambda: gradients(inputs, True, **CAUSAL), (), seeds=[1, 1]).unordered is None
+        fast = check(lambda: gradients(inputs, False, **CAUSAL), (), seeds=[1, 1])
         assert fast
         assert "nothing orders the addition of key tile" in str(fast)
         parsed = virtual.parsed
         monkeypatch.setattr(virtual, "parsed", lambda ptx, *more: parsed(ptx.replace("ld.acquire.gpu", "ld.relaxed.gpu"), *more))
-        faulty = check(lambda: gradients(inputs, True), (), seeds=[1, 1])
+        faulty = check(lambda: gradients(inputs, True, **CAUSAL), (), seeds=[1, 1])
         assert faulty.unordered.place.startswith("dq[0, ")
         assert faulty.unordered.before != faulty.unordered.after
 
     def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(self):
         inputs = cancelling(batch=2, heads_q=2, heads_kv=2)
-        together = gradients(inputs, True)
+        together = gradients(inputs, True, **CAUSAL)
         for b in range(2):
             one = slice(b, b + 1)
-            alone = gradients(replace(inputs, **{n: getattr(inputs, n)[one] for n in ("q", "k", "v", "dout")}), True)
+            alone = gradients(replace(inputs, **{n: getattr(inputs, n)[one] for n in ("q", "k", "v", "dout")}), True, **CAUSAL)
             assert {n: fingerprint(x) for n, x in alone.items()} == {n: fingerprint(x[one]) for n, x in together.items()}
 
     @pytest.mark.slow

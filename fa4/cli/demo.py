@@ -47,13 +47,13 @@ def positive(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print errors, time and memory, and what to try next."""
-    import torch
-
     import fa4
-    from fa4 import api
 
-    path = arguments.text or Path(str(api.__file__))
+    path = arguments.text or Path(fa4.__file__).with_name("api.py")
     text = _read(path)
+
+    import torch  # only now: a wrong path is refused at once
+
     print(f"fa4 {fa4.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, CPU backend")
     print(f"input: the bytes of {path.name} as tokens, embedded and projected to q, k, v; {_HEADS} heads of {_HEAD_DIM}\n")
     _print_errors(text, arguments.seqlen)

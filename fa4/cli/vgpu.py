@@ -15,6 +15,7 @@ from fa4._table import format_table
 from fa4.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from fa4.compiler.artifact import Artifact
     from fa4.vgpu.capture import Capture
     from fa4.vgpu.mutate import Mutation, Verdict
 
@@ -198,18 +199,21 @@ def _own(arguments: argparse.Namespace) -> Capture:
     problem = AttentionProblem.of(arguments.direction, torch.bfloat16, dims, bounds, 0.0, arguments.deterministic)
     config = _changed(tuning.config(problem, get_arch(arguments.arch)), dict(arguments.config))
 
-    def with_lines(artifact: Any, *operands: Any, **updated: Any) -> None:
-        main = artifact.problem["direction"] == arguments.direction
-        gpu.captures = captures if main else None
-        virtual.run(gpu, get(problem, config, gpu.arch, line_info=True) if main else artifact, *operands, **updated)
+    def find(task: AttentionProblem, tuned: Any, arch: str) -> Artifact:
+        """The main kernel as asked for, with a line table; those around it as tuned."""
+        return get(problem, config, arch, line_info=True) if task.direction == arguments.direction else get(task, tuned, arch)
+
+    def execute(artifact: Artifact, *operands: Any, **updated: Any) -> None:
+        gpu.captures = captures if artifact.problem["direction"] == arguments.direction else None
+        virtual.run(gpu, artifact, *operands, **updated)
 
     if arguments.direction == "forward":
-        forward.attention_forward(inputs.q, inputs.k, inputs.v, AttentionOptions(1.0, *bounds), gpu.arch, with_lines)
+        forward.attention_forward(inputs.q, inputs.k, inputs.v, AttentionOptions(1.0, *bounds), gpu.arch, execute, find)
     else:
         options = AttentionOptions(dims[0] ** -0.5, *bounds, deterministic=arguments.deterministic)
         out, lse = torch_attention(inputs.q, inputs.k, inputs.v, causal=arguments.causal)
         saved = backward.Saved(inputs.q, inputs.k, inputs.v, out, lse, inputs.dout, None)
-        backward.attention_backward(saved, options, gpu.arch, with_lines)
+        backward.attention_backward(saved, options, gpu.arch, execute, find)
     (capture,) = captures
     return capture
 

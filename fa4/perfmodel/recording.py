@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from fa4.errors import UnsupportedError
@@ -140,7 +141,8 @@ def _run(request: Request, artifact: Any, sizes: tuple[int, int, int]) -> Trace:
     """The trace of one call of a kernel: one sequence, one key head; ``sizes`` are Sq, Sk and query heads."""
     import torch
 
-    from fa4.problem import AttentionOptions
+    from fa4.compiler import get
+    from fa4.problem import AttentionOptions, AttentionProblem
     from fa4.runtime import backward, virtual
     from fa4.vgpu import Gpu
 
@@ -156,12 +158,12 @@ def _run(request: Request, artifact: Any, sizes: tuple[int, int, int]) -> Trace:
         virtual.run(gpu, artifact, (q, k, v), (out, lse), (d**-0.5, None, None, None))
         return recorder.traces[-1]
 
-    def execute(other: Any, *arguments: Any, **more: Any) -> None:
-        """With the artifact of this recording in place of the tuned main kernel."""
-        virtual.run(gpu, artifact if other.problem["direction"] == "backward" else other, *arguments, **more)
+    def find(problem: AttentionProblem, tuned: Any, arch: str) -> Any:
+        """The artifact of this recording in place of the tuned main kernel."""
+        return artifact if problem.direction == "backward" else get(problem, tuned, arch)
 
     options = AttentionOptions(d**-0.5, None, 0 if request.causal else None, deterministic=request.deterministic)
-    backward.attention_backward(backward.Saved(q, k, v, out, lse, dout, None), options, request.arch, cast(Any, execute))
+    backward.attention_backward(backward.Saved(q, k, v, out, lse, dout, None), options, request.arch, partial(virtual.run, gpu), find)
     return next(trace for trace in recorder.traces if trace.kernel == artifact.kernels[0].name)
 
 

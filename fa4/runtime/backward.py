@@ -17,7 +17,7 @@ from fa4.config import ROW_TILE, BlackwellBackwardConfig, Needed, padded_head_di
 from fa4.kernels.common.dq_layout import BLOCK_ROWS
 from fa4.modifier import DeviceFunctions
 from fa4.problem import AttentionOptions
-from fa4.runtime.forward import Scalar, aux_operands, compiled_for, numbers, options_class
+from fa4.runtime.forward import Find, Scalar, aux_operands, compiled_for, numbers, options_class
 from fa4.runtime.tensors import dense_operand, kernel_operand
 
 
@@ -55,7 +55,7 @@ class Saved:
     needed: tuple[bool, bool, bool] = (True, True, True)
 
 
-def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execute: Execute) -> tuple[Tensor | None, ...]:
+def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execute: Execute, find: Find = get) -> tuple[Tensor | None, ...]:
     """``(dq, dk, dv)`` by the kernels of ``arch``, contiguous, in the dtype of q; None where not needed.
 
     Three launches: row sums and zeros; the main kernel, compiled for what is needed; and, where dq is, its sums in dq's dtype. Beside the
@@ -93,18 +93,18 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     problem, full = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), target, ordered, functions)
     config = _restricted(full, needed)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
-    execute(get(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (statistics, zeros), ())
+    execute(find(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (statistics, zeros), ())
 
     dk, dv = (x.new_empty(x.shape) if need else None for x, need in zip((k, v), saved.needed[1:], strict=True))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
     updated = dq_sums.view(batch, heads, rounded, columns) if needed.dq else None, semaphores
     read, aux = (*operands, statistics), aux_operands(options)
-    execute(get(problem, config, arch), read, (dk, dv), numbers(problem, options), aux, updated=updated)
+    execute(find(problem, config, arch), read, (dk, dv), numbers(problem, options), aux, updated=updated)
 
     dq = None
     if needed.dq:
         dq = q.new_empty(q.shape)
-        execute(get(*after, arch), (dq_sums,), (dq,), (options.softmax_scale,))
+        execute(find(*after, arch), (dq_sums,), (dq,), (options.softmax_scale,))
     return dq, dk, dv
 
 

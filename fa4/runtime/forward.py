@@ -22,10 +22,15 @@ Scalar = float | int | None
 # Runs the host code of an artifact on input tensors, output tensors, numbers and the tensors of user functions.
 Execute = Callable[[Artifact, Sequence[Tensor], Sequence[Tensor], Sequence[Scalar], Sequence[Tensor]], None]
 
+Find = Callable[[AttentionProblem, Any, str], Artifact]
+"""What a problem, a configuration and an architecture are compiled to, as ``fa4.compiler.get``."""
+
 MAX_INT32 = (1 << 31) - 1
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, arch: str, execute: Execute) -> tuple[Tensor, Tensor]:
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, arch: str, execute: Execute, find: Find = get
+) -> tuple[Tensor, Tensor]:
     """``(out, lse)`` by the kernel of ``arch``: out (B, Sq, Hq, Dv) in the dtype of q, lse (B, Hq, Sq) float32, both contiguous.
 
     q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv): float16 or bfloat16, any strides; copied once where a kernel cannot read
@@ -50,8 +55,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     functions = modifiers.functions if modifiers else (None, None)
     problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), target, functions=functions)
     inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
-    aux = aux_operands(options)
-    execute(get(problem, config, arch), inputs, (out, lse), numbers(problem, options), aux)
+    execute(find(problem, config, arch), inputs, (out, lse), numbers(problem, options), aux_operands(options))
     return out, lse
 
 

@@ -2,8 +2,8 @@
 
     python -m fa4.testing.peer [--checks CHECKS] [--captures FOLDER] ARCH SCHEDULE SEED [SEED ...]
 
-Reads a ``Witness`` as JSON from each line of standard input, and prints an ``Answer`` for each and every seed of the schedule. Launches are
-written to the folder, numbered (``fa4.vgpu.capture``).
+Reads a ``Witness`` as JSON from each line of standard input, and prints an ``Answer`` for each, then for each again with the next seed of
+the schedule. Launches are written to the folder, numbered (``fa4.vgpu.capture``).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("schedule")
     parser.add_argument("seeds", type=int, nargs="+")
     given = parser.parse_args(arguments)
-    for line in sys.stdin:
-        case = witness(json.loads(line))
-        for seed in given.seeds:
+    cases = [witness(json.loads(line)) for line in sys.stdin]
+    for seed in given.seeds:
+        for case in cases:
             options = {"schedule": given.schedule, "seed": seed, "resident": 16, "line_info": given.captures is not None}
             options |= {"checks": given.checks, "unwritten": "nan"}  # a tile has more rows than the tensor
             with attach(given.arch, **cast(Any, options)) as gpu, torch_cuda():

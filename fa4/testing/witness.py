@@ -154,9 +154,9 @@ def require_peer() -> None:
 def run_witnesses(
     arch: str, cases: Sequence[Witness], schedule: str = "priority", seeds: Sequence[int] = (0,), checks: str | None = None
 ) -> Iterator[Answer]:
-    """Run the peer in a process of its own, each case under every seed of the schedule in turn; ``checks`` None: those of the settings.
+    """Run the peer in a process of its own, all cases under each seed of the schedule in turn; ``checks`` None: those of the settings.
 
-    The settings ``vgpu_processes`` and ``vgpu_execution`` hold in that process too.
+    The settings ``vgpu_processes`` and ``vgpu_execution`` hold in that process too. It ends where the iteration is given up.
 
     Raises:
         BackendError: flash-attn-4 is not installed.
@@ -200,10 +200,14 @@ def _run(cases: Sequence[Witness], arguments: Sequence[str], expected: int) -> I
         process.stdin.write("".join(json.dumps(asdict(case)) + "\n" for case in cases))
         process.stdin.close()
         count = 0
-        for line in process.stdout:
-            if line.startswith("{"):
-                count += 1
-                yield _answered(json.loads(line))
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    count += 1
+                    yield _answered(json.loads(line))
+        except GeneratorExit:
+            process.terminate()
+            raise
     if count != expected:
         raise Fa4Error(f"{PEER} answered {count} of {expected} requests, exit status {process.returncode}")
 

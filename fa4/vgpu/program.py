@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 from fa4.vgpu import syntax
+from fa4.vgpu.collector import no_collection
 from fa4.vgpu.errors import LaunchError, PtxSyntaxError
 from fa4.vgpu.lexer import integer, is_float
 from fa4.vgpu.parser import parse
@@ -280,10 +281,11 @@ class Program:
         """
         from fa4.vgpu.liveness import share_rows
 
-        module = parse(ptx)
-        lines = ptx.splitlines()
-        entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
-        kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
+        with no_collection():
+            module = parse(ptx)
+            lines = ptx.splitlines()
+            entries = [f for f in module.functions if f.kind == ".entry" and f.body is not None]
+            kernels = {f.name: share_rows(_Lowering(module, f, lines).kernel()) for f in entries}
         return cls(module.target[0], kernels, ptx, cubin=cubin)
 
     def kernel(self, name: str) -> Kernel:

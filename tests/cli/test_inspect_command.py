@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,17 @@ import fa4
 from fa4.cli import main
 from fa4.cli.colour import highlight
 from fa4.cli.inspect import parse_changes, window
+from fa4.inspection import nvdisasm
 
 BASE = ["inspect", "--arch", "sm_80", "--head-dim", "64"]
+
+disassembled = cache(nvdisasm.disassemble)
+
+
+@pytest.fixture(autouse=True)
+def _disassembled_once(monkeypatch):
+    """Most tests show parts of one kernel."""
+    monkeypatch.setattr(nvdisasm, "disassemble", disassembled)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fa4.cli import main, vgpu
+from fa4.compiler import lookup
 from fa4.vgpu import Gpu
 from fa4.vgpu.capture import Capture
 
@@ -87,8 +88,11 @@ def test_report(capsys):
 @pytest.mark.compile
 def test_report_of_the_blackwell_forward(capsys):
     """Roles do what they are named for, nothing is computed or stored twice, and no access of shared memory has a conflict."""
+    lookup.forget()
     roles = "softmax 0:4,softmax 1:4,correction:4,MMA:1,load:1,epilogue:1,idle:1"
-    assert main(["vgpu", "report", "--arch", "sm_100a", "--lengths", "256,256", "--roles", roles, "--json"]) == 0
+    command = ["vgpu", "report", "--arch", "sm_100a", "--lengths", "256,256", "--config", "ctas=1", "--roles", roles, "--json"]
+    assert main(command) == 0  # of one CTA, which the tests of the performance model compile too
+    assert [line_info for *_, line_info in lookup._requests] == [True], "one kernel, and with a line table"
     data = json.loads(capsys.readouterr().out)
     assert {work["role"] for work in data["products"]} == {"MMA"}
     assert sum(work["flop"] for work in data["products"]) == 4 * 256 * 256 * 64

@@ -7,7 +7,7 @@ import pytest
 
 from fa4.emulate_exp import COEFFICIENTS, __main__
 from fa4.emulate_exp.coefficients import CONTINUOUS
-from fa4.emulate_exp.derive import derive, remez
+from fa4.emulate_exp.derive import derive, derive_continuous, remez
 
 
 @pytest.mark.parametrize("degree", COEFFICIENTS)
@@ -48,11 +48,17 @@ def test_the_others_are_found_again(degree):
     assert derive(degree) == COEFFICIENTS[degree]
 
 
+@pytest.mark.slow
+def test_the_continuous_ones_are_found_again():
+    assert derive_continuous() == CONTINUOUS[3]
+
+
 def test_command_compares_with_what_is_in_use(monkeypatch, capsys):
+    """With derivations that other tests make."""
     monkeypatch.setattr("fa4.emulate_exp.derive.derive", lambda degree: COEFFICIENTS[degree])
+    monkeypatch.setattr("fa4.emulate_exp.derive.derive_continuous", lambda: CONTINUOUS[3])
     assert __main__.main(["--derive", "--degree", "3"]) == 0
     assert "as in use" in capsys.readouterr().out
-    monkeypatch.setattr("fa4.emulate_exp.derive.derive_continuous", lambda: CONTINUOUS[3])  # as it just was
     monkeypatch.setattr("fa4.emulate_exp.derive.derive", lambda _degree: (1.0, 0.5))
     assert __main__.main(["--derive", "--degree", "3"]) == 1
     assert "IN USE: (1.0, 0.695" in capsys.readouterr().out

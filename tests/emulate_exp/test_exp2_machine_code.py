@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 from exp2_helpers import ProbeConfig, probe
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.compile
 PER_THREAD = 4
 
 
+@cache
 def opcodes(form, arch, degree=3, pair=True):
     """SASS instructions of a probe by base name."""
     ((_, function),) = sass.parse(nvdisasm.disassemble(probe(ProbeConfig(degree, form, pair), arch).cubin)).items()
@@ -23,7 +25,7 @@ def opcodes(form, arch, degree=3, pair=True):
 
 def per_element(form, arch, **options):
     """What the exponential adds to a kernel that copies, by base name; constants that are loaded once are not counted."""
-    added = opcodes(form, arch, **options)
+    added = opcodes(form, arch, **options).copy()
     added.subtract(opcodes("copy", arch))
     return {name: count / PER_THREAD for name, count in added.items() if name in ALU or name in FMA or name == "MUFU" if count}
 

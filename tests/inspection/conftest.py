@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import fa4
-from fa4.inspection.report import Report
+from fa4 import tuning
+from fa4.arch import get_arch
+from fa4.compiler import get
+from fa4.inspection.report import Report, report
+from fa4.problem import AttentionProblem
 
 REQUEST = {"head_dim": 64, "arch": "sm_80"}
 
@@ -24,8 +29,11 @@ def causal(compile_cache) -> Report:
 
 @pytest.fixture(scope="session")
 def blackwell(compile_cache) -> Report:
+    """Of one persistent CTA, which the tests of the performance model compile too."""
+    problem = AttentionProblem("forward", "bfloat16", 64, 64)
+    config = replace(tuning.config(problem, get_arch("sm_100a")), ctas=1)
     with fa4.settings(cache=True, cache_dir=compile_cache):
-        return fa4.inspect(head_dim=64, arch="sm_100a")  # which the report of the virtual GPU compiles too
+        return report(get(problem, config, "sm_100a", line_info=True))
 
 
 @pytest.fixture

@@ -54,6 +54,20 @@ def test_main_loop_where_one_warp_issues_the_products(blackwell):
     assert blackwell.histogram.other == blackwell.ptx_histogram.other == {}
 
 
+@pytest.mark.slow
+def test_causal_on_blackwell(compile_cache):
+    """Its loops with and without a mask, with their lines."""
+    with fa4.settings(cache=True, cache_dir=compile_cache):
+        found = fa4.inspect(head_dim=64, arch="sm_100a", causal=True)
+    assert found.main_loop.histogram["mma"] == 2 * (64 + 128) // 16
+    assert found.histogram.other == found.ptx_histogram.other == {}
+    assert found.histogram["mma"] == found.ptx_histogram["mma"]
+    assert found.resources.spill_stores == found.resources.spill_loads == 0
+    placed = [row for row in found.source_lines if row.file is not None]
+    assert sum(row.instructions for row in placed) > 0.95 * found.histogram.total
+    assert any(row.file == "fa4/kernels/blackwell/forward/softmax.py" for row in placed)
+
+
 def test_sass_and_ptx_agree_on_the_products(full, blackwell):
     assert blackwell.histogram["mma"] == blackwell.ptx_histogram["mma"]
     assert full.histogram["mma"] == full.ptx_histogram["mma"]

@@ -39,7 +39,11 @@ def test_views_of_one_tensor(attention):
     check_attention(attention, inputs, backward=False, causal=True)
 
 
-@pytest.mark.parametrize(("lengths", "window"), [((130, 150), (40, 9)), ((64, 80), (None, -300)), ((64, 80), (10**12, 0))], ids=str)
+@pytest.mark.parametrize(
+    ("lengths", "window"),
+    [((130, 150), (40, 9)), pytest.param((64, 80), (None, -300), marks=pytest.mark.slow), ((64, 80), (10**12, 0))],
+    ids=str,
+)
 def test_windows(attention, lengths, window):
     check(attention, AttentionShape(1, *lengths, 2, 1, 64), window_size=window)
 

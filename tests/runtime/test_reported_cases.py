@@ -128,7 +128,8 @@ def test_30_lse_is_the_natural_logarithm(attention):
     torch.testing.assert_close(lse, torch.arange(1, 131).log().reshape(1, 1, 130), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("ratio", [ratio for ratio in RATIOS if ratio < 128])
+# Of 9 heads, in 16 places, the kernel has two query tiles.
+@pytest.mark.parametrize("ratio", [pytest.param(ratio, marks=pytest.mark.slow) if ratio == 9 else ratio for ratio in RATIOS if ratio < 128])
 def test_33_grouped_heads(attention, ratio):
     check(attention, AttentionShape(1, 13, 17, ratio, 1, 64), causal=True)
 

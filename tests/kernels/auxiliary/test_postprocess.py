@@ -51,7 +51,8 @@ def check(batch, seqlen, heads, dim, dtype, scale, gpu=None):
     [
         ((2, 130, 3, 64), torch.bfloat16, 0.125),
         ((1, 1, 1, 64), torch.bfloat16, -0.3),
-        ((1, 257, 2, 40), torch.float16, 1e4),  # also beyond what float16 can hold
+        ((1, 257, 2, 64), torch.float16, 1e4),  # also beyond what float16 can hold
+        ((1, 257, 2, 40), torch.bfloat16, 0.7),
         ((1, 70, 1, 128), torch.bfloat16, 0.0),
     ],
     ids=str,

@@ -7,10 +7,11 @@ from functools import cache
 
 import pytest
 import torch
-from backward_call import ARCH, Options, compiled, gradients, problem_of
+from backward_call import ARCH, Options, gradients, problem_of
 from test_blackwell_backward import paired, single
 
 from fa4.config import BlackwellBackwardConfig, Needed, padded_head_dim
+from fa4.kernels.blackwell.backward.kernel import BlackwellBackward
 from fa4.testing import AttentionShape, make_inputs
 from fa4.vgpu import Gpu
 
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.compile, pytest.mark.vgpu]
 
 CAUSAL = Options(causal=True)
 SUBSETS = [Needed(*map(bool, bits)) for bits in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))]
+BY_NAME = {needed.names: needed for needed in SUBSETS}
 # Two key tiles or pairs, so that in any order of two additions dQ has the same bits; three query tiles, two heads of a group.
 SHAPES = {
     single: AttentionShape(1, 300, 200, 2, 1, 64),
@@ -69,15 +71,20 @@ def check(shape, configure, needed, deterministic):
     assert report.instructions < full.instructions
 
 
-@pytest.mark.parametrize("needed", SUBSETS, ids=lambda needed: needed.names)
-@pytest.mark.parametrize("configure", [single, paired])
-def test_bits_and_work(configure, needed):
-    check(SHAPES[configure], configure, needed, deterministic=False)
+# Kernels that tests/runtime/test_backward.py runs too, and of pairs those whose kernel for everything other tests compile.
+DEFAULT = [
+    (single, "dq", False),
+    (single, "dv", False),
+    (single, "dkdv", False),
+    (single, "dq", True),
+    (paired, "dk", True),
+    (paired, "dqdv", True),
+]
 
 
-@pytest.mark.parametrize("configure", [single, paired])
-def test_deterministic(configure):
-    check(SHAPES[configure], configure, Needed(True, False, False), deterministic=True)
+@pytest.mark.parametrize(("configure", "names", "deterministic"), DEFAULT, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_bits_and_work(configure, names, deterministic):
+    check(SHAPES[configure], configure, BY_NAME[names], deterministic)
 
 
 @pytest.mark.slow
@@ -92,14 +99,10 @@ def test_matrix(shape, configure, deterministic, needed):
     check(shape, configure, needed, deterministic)
 
 
-def test_one_of_the_serial_kernel():
-    check(SERIAL, single, Needed(False, False, True), deterministic=False)
-
-
 def test_subsets_are_kernels_of_their_own():
     inputs = make_inputs(SHAPES[single])
     problem = problem_of(inputs, CAUSAL)
-    names = {compiled(problem, replace(single(problem), needed=needed)).kernels[0].name for needed in (Needed(), *SUBSETS)}
+    names = {BlackwellBackward(problem, replace(single(problem), needed=needed)).name for needed in (Needed(), *SUBSETS)}
     assert len(names) == 1 + len(SUBSETS)
 
 
