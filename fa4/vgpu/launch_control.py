@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.bulk import ANSWERS, start_load
-from fa4.vgpu.cluster import cluster_id
+from fa4.vgpu.cluster import Cluster, cluster_id
 from fa4.vgpu.errors import LaunchControlError
 from fa4.vgpu.memory import FaultError, spread
 
@@ -33,7 +33,7 @@ _CANCELLED = 63
 
 
 class Requests:
-    """What a CTA knows of its requests: ``failed`` when it has seen that there are no clusters left."""
+    """What a CTA knows of its requests: ``failed`` when it has seen that it gets no more."""
 
     def __init__(self, _: Cta) -> None:
         self.failed = False
@@ -47,7 +47,9 @@ def cancels(kernel: Kernel) -> bool:
 def request(cta: Cta, where: int, signal: int, multicast: bool, issuer: Issuer) -> None:
     """Ask for a cluster: the answer goes to offset ``where``, and tells the mbarrier at ``signal``, in the CTA or in all of its cluster.
 
-    Which cluster it is, the next one that would start, is decided when the first answer is written.
+    Which cluster it is, the next one that would start, is decided when the first answer is written. It may fail although there are clusters
+    left, as it does on hardware for the sake of a kernel of higher priority (CUDA Programming Guide, Cluster Launch Control): see
+    ``Scheduler.gives_up``.
 
     Raises:
         FaultError: the CTA saw a request fail, or a CTA that is to get the answer has ended.
@@ -58,7 +60,7 @@ def request(cta: Cta, where: int, signal: int, multicast: bool, issuer: Issuer) 
     ended = [other.id for other in ctas if not other.live]
     if ended:
         raise FaultError(LaunchControlError, f"the answer goes to all CTAs of the cluster, of which {ended[0]} has ended")
-    answer = _Answer(cta.launch)
+    answer = _Answer(cta.cluster)
     for other in ctas:
         start_load(other, (where, ANSWER_BYTES), (other, signal), answer.fetch, issuer, kind=ANSWERS)
 
@@ -66,15 +68,16 @@ def request(cta: Cta, where: int, signal: int, multicast: bool, issuer: Issuer) 
 class _Answer:
     """What one request gets: decided once, the same for all CTAs."""
 
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self.words: Array | None = None
 
     def fetch(self) -> Array:
         """The 16 bytes."""
         if self.words is None:
-            waiting = self.launch.waiting
-            self.words = np.array([encoded(self.launch, waiting.popleft() if waiting else None), _MARK], np.uint64)
+            launch = self.cluster.launch
+            found = bool(launch.waiting) and not launch.scheduler.gives_up(self.cluster.schedule)
+            self.words = np.array([encoded(launch, launch.waiting.popleft() if found else None), _MARK], np.uint64)
         return self.words.view(np.uint8)
 
 

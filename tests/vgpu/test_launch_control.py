@@ -10,7 +10,6 @@ import pytest
 from ptx_text import kernel, run
 
 from fa4.vgpu import (
-    BarrierError,
     DataRaceError,
     DeadlockError,
     Gpu,
@@ -88,7 +87,7 @@ def test_every_cta_is_done_once(schedule, seed, checks, delay, resident):
     started = report.by_opcode["ret"] // 2
     assert report.by_opcode["red.global.add.u32"] == 2 * 11
     assert min(11, resident) <= started <= 11
-    if resident == 1:
+    if resident == 1 and schedule == "round_robin":  # in the others requests may fail for no reason
         assert started == 1
         assert report.by_opcode[ASK.split(maxsplit=1)[0]] == 22  # by both warps, of which one has a lane that asks; the last is in vain
 
@@ -133,8 +132,6 @@ def test_coordinates_of_a_grid():
     ("change", "error", "message"),
     [
         ((WAIT, ""), (PendingCopyError, DataRaceError, UninitializedError), "before the asynchronous copy to it has been waited for|never written|nothing orders this behind the write"),
-        # Warp 1 reads late: what it reads may be the next answer.
-        (("fence.proxy.async.shared::cta;\nSYNC", "fence.proxy.async.shared::cta;"), (PendingCopyError, DataRaceError, BarrierError, DeadlockError), "asynchronous copy|nothing orders this behind|phase"),
         (("@%p3 bra LOOP;", f"@%p3 bra LOOP;\n@%p1 {EXPECT}\n@%p1 {ASK}"), LaunchControlError, "a request after the CTA has seen one fail"),
         (("@%p3 clusterlaunchcontrol", "clusterlaunchcontrol"), LaunchControlError, "the first CTA of a request that failed"),
         (("mov.b128 %handle, {%d4, %d5};", "mov.b128 %handle, {%d5, %d4};"), LaunchControlError, "is no answer of clusterlaunchcontrol"),
@@ -166,6 +163,17 @@ def test_an_answer_must_not_be_overwritten_while_a_warp_reads():
             stay(early, gpu=on(schedule, seed, checks="isa", resident=2))
         found.add(caught.type)
     assert DataRaceError in found <= {DataRaceError, PendingCopyError, DeadlockError}  # deadlock: a phase overrun
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+def test_without_a_barrier_warps_read_different_answers(schedule, seed):
+    """A race, or, where a warp sleeps through a phase, CTAs that only the other one has done."""
+    body = STAY.replace("fence.proxy.async.shared::cta;\nSYNC", "fence.proxy.async.shared::cta;")
+    try:
+        out, _ = stay(body, gpu=on(schedule, seed, checks="isa", resident=2))
+    except (PendingCopyError, DataRaceError, DeadlockError):
+        return
+    assert out[:11].min() == 32
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def ask_for_tile(c: Context, turn: Int32) -> None:
     place = answer_of(turn)
     if c.rank == LEADER:
         c.barriers.work_empty.wait(place.index, place.phase ^ 1)
+        cute.arch.fence_proxy("async")  # between what was read there and the answer, which the asynchronous proxy writes
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(c.barriers.work_full.at(place.index), ANSWER_BYTES)
         if c.rank == LEADER:
@@ -137,7 +138,6 @@ def next_tile(c: Context, turn: Int32) -> Int32:
     place = answer_of(turn)
     c.barriers.work_full.wait(place.index, place.phase)
     found = read_answer(c.shared.answers.toint() + place.index * ANSWER_BYTES)
-    cute.arch.fence_proxy("async.shared", space="cta")  # the next answer there is written by the asynchronous proxy
     c.barriers.work_empty.arrive(place.index)
     return found >> (c.config.cluster - 1)  # of a pair both CTAs have numbers; -1 stays
 
