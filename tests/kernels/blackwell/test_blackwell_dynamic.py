@@ -32,8 +32,9 @@ def configured(inputs, options, pair=False, **fields):
 
 
 def tiles_of(shape, config):
-    """Tiles of a call; a pair has one together."""
-    return -(-shape.seqlen_q // (config.cluster * config.q_tiles * config.positions)) * shape.heads_q * shape.batch
+    """Tiles of a call; a pair has one together, and so have heads that are packed."""
+    heads = shape.heads_kv if config.pack_heads > 1 else shape.heads_q
+    return -(-shape.seqlen_q // (config.cluster * config.q_tiles * config.positions)) * heads * shape.batch
 
 
 def asked(report):
