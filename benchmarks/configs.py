@@ -46,7 +46,7 @@ def variants(config: Any, head_dims: tuple[int, int]) -> Iterator[tuple[str, Any
         yield f"exp2 emulated {count}/16", replace(config, exp2=Exp2Policy(count) if count else Exp2Policy(0))
     for pair in (False, True):
         yield f"pair {pair}", tuning.with_pair(config, pair, *head_dims)
-    for order in ("persistent", "lpt", "single"):
+    for order in ("persistent", "lpt", "dynamic", "single"):
         yield f"order {order}", replace(config, order=order)
     for how in RESCALES:
         yield f"rescale {how}", replace(config, rescale=how)

@@ -191,7 +191,7 @@ class BlackwellForwardConfig:
     ``rescale_threshold`` (log2 units; 0: at every growth). ``rescale`` says how O follows: "branch" skips the multiplication where no row
     of a warp moved, "select" multiplies by 1 there, without a vote or a branch. With ``o_over_q`` O leaves through the shared memory of Q.
     ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
-    ``ctas`` CTAs share the tiles. Heads whose K and V fit ``l2_budget`` bytes take turns.
+    ``ctas`` CTAs share the tiles, in the dynamic one as many as there is room for. Heads whose K and V fit ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
     half of every K tile's keys and of every V tile's columns, which the tensor cores of both read.
@@ -330,7 +330,8 @@ class BlackwellBackwardConfig:
     """Tiles and budgets of the Blackwell backward kernel: a CTA holds 128 keys and goes through tiles of 128 queries.
 
     ``stages`` tiles of Q are in shared memory at once; ``registers`` per thread of the compute warps, the warps that add dQ, and others.
-    ``order`` is one of ``fa4.schedule.ORDERS``, without the persistent one. Heads whose Q and dO fit ``l2_budget`` bytes take turns.
+    ``order`` is one of ``fa4.schedule.ORDERS``, without those in which a CTA computes several tiles. Heads whose Q and dO fit
+    ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
     operand that both multiply by, and adds half of each dQ tile, summed over the keys of both. Work for gradients that are not ``needed``
@@ -351,7 +352,11 @@ class BlackwellBackwardConfig:
             "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
             "cta_pair": (not self.cta_pair or self.stages == 1, "S and dK of a pair have halves of Q of their own", "use stages=1"),
             "registers": _register_rule(self.registers, "for example (144, 152, 72)"),
-            "order": (self.order != "persistent", "K and V of a CTA stay where dK and dV leave from", "use 'single', 'lpt' or 'spt'"),
+            "order": (
+                self.order not in ("persistent", "dynamic"),
+                "K and V of a CTA stay where dK and dV leave from",
+                "use 'single', 'lpt' or 'spt'",
+            ),
         }
         _check_rules(self, rules)
 

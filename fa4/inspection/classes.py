@@ -48,7 +48,7 @@ _SASS = {
     "global": "LD ST LDG STG ATOM ATOMG RED REDG REDAS STAS",
     "local": "LDL STL",
     "constant": "LDC LDCU",
-    "async copy": "LDGSTS LDGDEPBAR UTMALDG UTMASTG UTMAREDG UTMAPF UTMACMDFLUSH UTMACCTL UBLKCP UBLKRED UBLKPF",
+    "async copy": "LDGSTS LDGDEPBAR UTMALDG UTMASTG UTMAREDG UTMAPF UTMACMDFLUSH UTMACCTL UBLKCP UBLKRED UBLKPF UGETNEXTWORKID",
     "tensor memory": "LDTM STTM UTCCP UTCSHIFT UTCATOMSWS LDT STT UVIRTCOUNT",
     "barrier": (
         "BAR DEPBAR SYNCS ARRIVES MEMBAR FENCE ERRBAR CCTL CCTLL CCTLT WARPSYNC NANOSLEEP WARPGROUP WARPGROUPSET WARPGROUP_ARRIVE "
@@ -99,6 +99,8 @@ def ptx_class(opcode: str) -> str:
     head, *modifiers = opcode.split(".")
     if head in ("mma", "wgmma", "tcgen05"):
         return "mma" if head == "mma" else _PTX_MATRIX.get(modifiers[0].partition("::")[0] if modifiers else "", "other")
+    if head == "clusterlaunchcontrol":
+        return "async copy" if modifiers[:1] == ["try_cancel"] else "integer"
     if head == "cp":
         return "barrier" if any(word.startswith("wait") for word in modifiers) else "async copy"
     if head in _PTX_MEMORY:

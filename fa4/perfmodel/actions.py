@@ -300,6 +300,14 @@ class Actions:
         self._arriving(warp.cta, first, (size, to), rate, self._change(warp.cta, (teller, offset), 0, -size))
         return done
 
+    def _on_ask(self, warp: Warp, time: float, event: Event, done: float) -> float:
+        """A request for a cluster: nobody has published how long the answer takes. An access to global memory goes as far."""
+        there = time + self.s.shaken(self.machine.global_latency.value)
+        for i in range(0, len(event.data), 4):
+            size, _, teller, offset = event.data[i : i + 4]
+            self.s.at(there, self._change(warp.cta, (teller, offset), 0, -size))
+        return done
+
     def _on_store(self, warp: Warp, time: float, event: Event, done: float) -> float:
         size, _ = event.data
         rate, latency = self.machine.need("tma", "TMA"), self.machine.need("tma_store_latency", "TMA")

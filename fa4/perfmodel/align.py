@@ -29,6 +29,7 @@ _ANCHORS = {
     "UTMALDG": "load",
     "UBLKCP.S.S": "copy",
     "UBLKCP": "load",
+    "UGETNEXTWORKID": "ask",
     "UTMASTG": "store",
     "UTMAREDG": "store",
     "UBLKRED": "store",

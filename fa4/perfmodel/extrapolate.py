@@ -72,10 +72,12 @@ def makespan(cost: TileCost, schedule: Schedule, workers: int) -> float:
         first = range(min(workers, problem.tiles))
         shares = (range(w, problem.tiles, workers) for w in first)
         return max((cost.cycles(sum(map(steps, share)), len(share)) for share in shares), default=0.0)
-    free = [0.0] * workers
+    # In the dynamic order a CTA starts once; that it asks for its next tile a little before the end of this one does not count.
+    begin, each = (cost.start - cost.turn, cost.turn) if schedule.order == "dynamic" else (0.0, cost.start)
+    free = [begin] * workers
     for index in range(problem.tiles):
-        heapq.heappush(free, heapq.heappop(free) + cost.cycles(steps(index)))
-    return max(free)
+        heapq.heappush(free, heapq.heappop(free) + each + cost.step * steps(index))
+    return max(free) if problem.tiles else 0.0
 
 
 def attention_flop(problem: TileProblem) -> float:

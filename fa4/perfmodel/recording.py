@@ -21,6 +21,9 @@ TILES = 3
 _BACKWARD_TILE = 128
 """Queries, and keys of a CTA."""
 
+STAY = ("persistent", "dynamic")
+"""Orders in which a CTA computes several tiles."""
+
 MASKED_TILES = 6
 """Query tiles of the triangle from which the costs of a causal problem follow; the first, the fourth and the last are replayed."""
 
@@ -67,15 +70,19 @@ class Recording:
     toolchain: str = ""
 
 
-def lengths(rows: int, keys: int, causal: bool, persistent: bool, backward: bool = False) -> list[tuple[int, int, int]]:
-    """(Sq, Sk, tiles of a CTA) of the problems to record; ``rows`` and ``keys`` are of a tile and its steps."""
-    if causal:
+def lengths(rows: int, keys: int, causal: bool, stays: bool, backward: bool = False) -> list[tuple[int, int, int]]:
+    """(Sq, Sk, tiles of a CTA) of the problems to record; ``rows`` and ``keys`` are of a tile and its steps.
+
+    Where a CTA ``stays`` for several tiles, one does all of a problem: those of one tile, under a causal mask the last of a longer call,
+    and that of several.
+    """
+    if causal and not stays:
         unit = max(rows, keys)
         return [(MASKED_TILES * unit, MASKED_TILES * unit, 1)]
     if backward:
         return [(steps * rows, keys, 1) for steps in STEPS]
     found = [(rows, steps * keys, 1) for steps in STEPS]
-    return found + [(TILES * rows, STEPS[0] * keys, TILES)] * persistent
+    return found + [(TILES * rows, STEPS[0] * keys, TILES)] * stays
 
 
 def record(request: Request, config: Any = None) -> Recording:
@@ -122,8 +129,8 @@ def record(request: Request, config: Any = None) -> Recording:
         )
     artifact = get(problem, config, request.arch, line_info=True)
     traces = []
-    for seqlen_q, seqlen_k, tiles in lengths(rows, keys, request.causal, order == "persistent", request.backward):
-        traces.append((_run(request, artifact, (seqlen_q, seqlen_k, pack)), tiles))
+    for seqlen_q, seqlen_k, tiles in lengths(rows, keys, request.causal, order in STAY, request.backward):
+        traces.append((_run(request, artifact, (seqlen_q, seqlen_k, pack), cluster), tiles))
     tools = artifact.toolchain
     return Recording(
         name=f"fa4 {direction}",
@@ -137,8 +144,11 @@ def record(request: Request, config: Any = None) -> Recording:
     )
 
 
-def _run(request: Request, artifact: Any, sizes: tuple[int, int, int]) -> Trace:
-    """The trace of one call of a kernel: one sequence, one key head; ``sizes`` are Sq, Sk and query heads."""
+def _run(request: Request, artifact: Any, sizes: tuple[int, int, int], resident: int) -> Trace:
+    """The trace of one call of a kernel: one sequence, one key head; ``sizes`` are Sq, Sk and query heads.
+
+    ``resident`` CTAs are there at a time: those of one cluster, so that in the dynamic order it does all tiles.
+    """
     import torch
 
     from fa4.compiler import get
@@ -152,7 +162,7 @@ def _run(request: Request, artifact: Any, sizes: tuple[int, int, int]) -> Trace:
     shapes = (seqlen_q, heads, d), (seqlen_k, 1, d), (seqlen_k, 1, dv), (seqlen_q, heads, dv), (seqlen_q, heads, dv)
     q, k, v, out, dout = (torch.randn(1, *shape, generator=generator).to(dtype) for shape in shapes)
     lse = torch.full((1, heads, seqlen_q), math.log(seqlen_k))
-    gpu = Gpu(request.arch)
+    gpu = Gpu(request.arch, resident=resident)
     gpu.observer = recorder = Recorder(arch=request.arch)
     if not request.backward:
         virtual.run(gpu, artifact, (q, k, v), (out, lse), (d**-0.5, None, None, None))

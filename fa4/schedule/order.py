@@ -13,13 +13,14 @@ from fa4.arch import Arch
 from fa4.errors import ArgumentError, UnsupportedError
 from fa4.schedule.tiles import Tile, TileProblem
 
-Order = Literal["row", "single", "persistent", "lpt", "spt"]
+Order = Literal["row", "single", "persistent", "lpt", "dynamic", "spt"]
 
 ORDERS: dict[Order, str] = {
     "row": "tile by tile, head by head, sequence by sequence; nothing else is considered",
     "single": "one tile per block; heads that fit L2 take turns",
     "persistent": "as single, but one block per SM, which takes every so many-th tile",
     "lpt": "longest tiles first, among heads that fit L2",
+    "dynamic": "as lpt, but blocks stay, and take the next tile in place of one that has not started (cluster launch control)",
     "spt": "shortest tiles first, among heads that fit L2: tiles that wait for others start after them",
 }
 
@@ -123,10 +124,10 @@ class Schedule:
         With a left bound alone it is the other way round. With both, the last query block is a longest one, or close to it.
         """
         left, right = self.problem.window
-        if self.order not in ("lpt", "spt") or (left is None and right is None):
+        if self.order not in ("lpt", "dynamic", "spt") or (left is None and right is None):
             return False
         last_is_longest = (right is not None) != self.problem.backward
-        return last_is_longest == (self.order == "lpt")
+        return last_is_longest == (self.order != "spt")
 
     @property
     def wide(self) -> bool:
@@ -137,7 +138,7 @@ class Schedule:
     def _sequences(self) -> list[int]:
         """Sequences of a packed batch in the order in which they are served."""
         problem = self.problem
-        sign = {"lpt": -1, "spt": 1}.get(self.order, 0)
+        sign = {"lpt": -1, "dynamic": -1, "spt": 1}.get(self.order, 0)
         return sorted(range(problem.batch), key=lambda batch: sign * sum(problem.length(batch)))
 
     @cached_property

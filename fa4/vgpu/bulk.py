@@ -24,6 +24,9 @@ Array = npt.NDArray[Any]
 LOADS = "bulk load"
 """Name of the engines of copies into shared memory, with the offset of the mbarrier they tell."""
 
+ANSWERS = "launch control"
+"""Name of the engines of answers to ``clusterlaunchcontrol.try_cancel``, with the offset of the mbarrier they tell."""
+
 STORES = "bulk store"
 """Name of the engines of copies out of shared memory, with the number of the thread."""
 
@@ -35,6 +38,7 @@ def start_load(
     fetch: Callable[[], Array],
     issuer: Issuer,
     source: tuple[int, int] | None = None,
+    kind: str = LOADS,
 ) -> None:
     """Begin a copy into shared memory: ``where`` is (offset, bytes) in ``cta``, ``signal`` the place of the mbarrier to be told.
 
@@ -45,13 +49,13 @@ def start_load(
         FaultError: the destination leaves shared memory or another copy to it is on its way, or there is no mbarrier.
     """
     offset, size = where
-    name = LOADS, signal[1]
+    name = kind, signal[1]
     mbarrier = signal[0].mbarriers.at(signal[1])
     cta.shared.begin(offset, size)
     hazards = cta.hazards
     ticket = None if hazards is None else hazards.signalling(issuer, mbarrier, name)
     counts = cta.launch.bytes
-    counts[LOADS] = counts.get(LOADS, 0) + size
+    counts[kind] = counts.get(kind, 0) + size
 
     def run() -> None:
         cta.shared.finish(offset, fetch())
@@ -198,9 +202,10 @@ def check_end(cta: Cta) -> None:
         FaultError: there is one.
     """
     message = f"CTA {cta.id} ends before a bulk copy has"
+    answer = f"CTA {cta.id} ends before the answer to a request is in its shared memory"
     for name, engine in cta.engines.items():
-        if engine.queue and isinstance(name, tuple) and name[0] == LOADS:
-            raise _at_end(f"{message} written its shared memory", engine.queue[0].issuer)
+        if engine.queue and isinstance(name, tuple) and name[0] in (LOADS, ANSWERS):
+            raise _at_end(f"{message} written its shared memory" if name[0] == LOADS else answer, engine.queue[0].issuer)
     for thread in cta.unit(BulkGroups).threads.values():
         uncommitted = thread.open if cta.hazards is not None and cta.hazards.strict else []
         for store in [*uncommitted, *(store for group in thread.groups for store in group.stores)]:

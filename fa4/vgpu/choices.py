@@ -40,7 +40,9 @@ class Choice(NamedTuple):
         who = "at the start" if self.agent is None else f"after step {self.step} of {_name(self.agent)}"
         if self.what == "switch":
             return f"{who}: {_name(self.to)} goes on"
-        return f"{who}: a wait ends in vain" if self.what == "give up" else f"{who}: operation {self.to} in its queue comes first"
+        return (
+            f"{who}: a wait or a request ends in vain" if self.what == "give up" else f"{who}: operation {self.to} in its queue comes first"
+        )
 
 
 def _name(agent: Agent) -> str:

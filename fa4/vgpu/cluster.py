@@ -36,10 +36,8 @@ class Cluster:
 
     def restart(self, index: int) -> None:
         """Begin as cluster ``index`` of the grid."""
-        grid, size = self.launch.grid, self.launch.cluster
-        nx, ny = grid[0] // size[0], grid[1] // size[1]
         self.index = index
-        self.id: Dim3 = index % nx, index // nx % ny, index // (nx * ny)
+        self.id: Dim3 = cluster_id(self.launch, index)
         self.ticks = 0  # steps of its own
         self.schedule = ClusterSchedule(self.launch.scheduler.schedule, self.launch.scheduler.seed, index, self.ctas)
         self.barrier = ClusterBarrier(self)
@@ -51,6 +49,12 @@ class Cluster:
     def live(self) -> bool:
         """Whether a warp of it has not exited."""
         return any(cta.live for cta in self.ctas)
+
+
+def cluster_id(launch: Launch, index: int) -> Dim3:
+    """The place of a cluster in the grid of clusters."""
+    nx, ny = launch.grid[0] // launch.cluster[0], launch.grid[1] // launch.cluster[1]
+    return index % nx, index // nx % ny, index // (nx * ny)
 
 
 class ClusterBarrier:

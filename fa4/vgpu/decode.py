@@ -16,6 +16,7 @@ An mbarrier is (rank of its CTA in the cluster, offset in that CTA's shared memo
     poll      address, value found                 signal       address, value, whether it is added
     cp        bytes, wavefronts, sectors, wavefronts without conflicts
     cp_wait, wg_wait  groups that may be left
+    ask       (bytes, CTA that gets them, mbarrier) for each copy of the answer to a request for a cluster
     cp_arrive mbarrier, count                      wgmma        N, K, bytes of an element, whether A is in registers
     fence, twait, regs                             nothing
 """
@@ -30,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa4.vgpu.isa.bulk import MULTICAST
+from fa4.vgpu.launch_control import ANSWER_BYTES
 from fa4.vgpu.memory import RANK_SHIFT
 from fa4.vgpu.observe import Values, looks
 from fa4.vgpu.program import Address, Op, Tuple
@@ -166,6 +168,14 @@ class Decoder:
                 data += [size, cta, (cta & ~1 | teller & 1) if pair else cta, offset]
         return "load", tuple(data)
 
+    def _ask(self, op: Op, rank: int, lanes: int, values: Values) -> Decoded | None:
+        if "try_cancel" not in op.mods:
+            return None
+        x, y, z = self.launch.cluster
+        _, offset = mbarrier(_one(values[1]))
+        ranks = range(x * y * z) if "multicast::cluster::all" in op.mods else [rank]
+        return "ask", tuple(number for to in ranks for number in (ANSWER_BYTES, to, to, offset))
+
     def _cp_async(self, op: Op, rank: int, lanes: int, values: Values) -> Decoded | None:
         words = set(op.mods)
         if "commit_group" in words:
@@ -299,6 +309,7 @@ _DECODERS: dict[str, Any] = {
     "cp.bulk": Decoder._bulk,
     "cp.reduce": Decoder._bulk,
     "cp.async": Decoder._cp_async,
+    "clusterlaunchcontrol": Decoder._ask,
     "st.async": Decoder._st_async,
     "red.async": Decoder._st_async,
     "ld": Decoder._memory,

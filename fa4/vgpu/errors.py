@@ -130,6 +130,10 @@ class BarrierError(VgpuError):
     """A barrier is used with counts that contradict each other or the CTA."""
 
 
+class LaunchControlError(VgpuError):
+    """A request to cancel a launch that may not be made, or what is no answer to one, or a failed one's cluster."""
+
+
 class DeadlockError(VgpuError):
     """No warp can run and not all have exited; the message is a table of who waits where for what."""
 

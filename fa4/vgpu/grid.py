@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ def clusters_of(launch: Launch) -> int:
 
 
 def run_clusters(launch: Launch, indices: Sequence[int]) -> None:
-    """Run these clusters of the grid to their end; they start in this order.
+    """Run these clusters of the grid to their end; they start in this order, except those whose launch one that runs cancels.
 
     What a cluster does depends on no other, unless they communicate: its schedule is its own, see ``ClusterSchedule``.
 
@@ -31,14 +32,14 @@ def run_clusters(launch: Launch, indices: Sequence[int]) -> None:
     room = max(1, launch.resident // (launch.cluster[0] * launch.cluster[1] * launch.cluster[2]))
     resident: list[Cluster] = []
     ended: list[Cluster] = []
-    started = 0
-    while resident or started < len(indices):
-        while started < len(indices) and len(resident) < room:
+    waiting = launch.waiting = deque(indices)
+    while resident or waiting:
+        while waiting and len(resident) < room:
+            index = waiting.popleft()
             if ended:
-                ended[-1].restart(indices[started])
-            resident.append(ended.pop() if ended else Cluster(launch, indices[started]))
+                ended[-1].restart(index)
+            resident.append(ended.pop() if ended else Cluster(launch, index))
             schedules = [cluster.schedule for cluster in resident]
-            started += 1
         pick = scheduler.pick(schedules)
         if pick is None:
             ctas = [cta for cluster in resident for cta in cluster.ctas]

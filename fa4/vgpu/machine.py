@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -18,6 +19,7 @@ from fa4.vgpu.generate import How
 from fa4.vgpu.global_hazards import GlobalOrder
 from fa4.vgpu.grid import clusters_of, run_clusters
 from fa4.vgpu.hazards import Sites
+from fa4.vgpu.launch_control import cancels
 from fa4.vgpu.memory import UNWRITTEN, WINDOW_SHIFT, WINDOWS, WRITTEN, Block, Buffer, GlobalMemory
 from fa4.vgpu.observe import Observer
 from fa4.vgpu.processes import check_processes, run_in_processes
@@ -63,7 +65,8 @@ class Launch:
     """One launch as the CTAs see it.
 
     ``progress`` counts whatever may let a waiting warp go on; ``expired`` are the places where warps waited since there was progress.
-    ``on_park``, which an observer may set, is called when the end of a block (its number) leaves a warp waiting.
+    ``waiting`` are the clusters that have not started, in order. ``on_park``, which an observer may set, is called when the end of a
+    block (its number) leaves a warp waiting.
     """
 
     code: Code
@@ -90,6 +93,7 @@ class Launch:
     checks: str = "basic"
     order: GlobalOrder = field(default_factory=GlobalOrder)
     sums: Sums | None = None
+    waiting: deque[int] = field(default_factory=deque)
     on_park: Callable[[Cta, Warp, int], None] | None = None
 
     @property
@@ -181,7 +185,7 @@ class Gpu:
         checks: "basic"; "hazards", also whether accesses of shared and tensor memory are ordered, see ``fa4.vgpu.hazards``; or "isa", also
             rules of the ISA on which GPUs are not known to insist.
         processes: how many processes share the clusters of a grid, see ``fa4.vgpu.processes``: results and reports are those of one. With
-            an observer, recorded sums or a scheduler of its own there is only one.
+            an observer, recorded sums or a scheduler of its own there is only one, and where clusters cancel the launch of others.
         execution: "plain", instruction by instruction; or "grouped", faster: instructions of a basic block that do the same to different
             registers are executed as one. Results, reports and errors are the same, bit by bit.
 
@@ -302,7 +306,7 @@ class Gpu:
         try:
             with np.errstate(all="ignore"):
                 watched = self.observer is not None or self.scheduler is not None or self.sums is not None
-                alone = self.processes == 1 or clusters_of(launch) == 1 or watched
+                alone = self.processes == 1 or clusters_of(launch) == 1 or watched or cancels(entry)
                 if alone:
                     run_clusters(launch, range(clusters_of(launch)))
                 else:

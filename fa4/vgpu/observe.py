@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Values = tuple[Array | None, ...]
 
-_FAMILIES = ("mbarrier", "bar", "barrier", "tcgen05", "wgmma", "cp", "fence", "ldmatrix", "stmatrix", "setmaxnreg")
+_FAMILIES = ("mbarrier", "bar", "barrier", "tcgen05", "wgmma", "cp", "fence", "ldmatrix", "stmatrix", "setmaxnreg", "clusterlaunchcontrol")
 _MEMORY = ("ld", "st", "atom", "red")
 _UNSHARED = ("local", "param", "param::entry", "const")
 _ORDERED = frozenset(("acquire", "relaxed", "volatile", "mmio"))

@@ -27,6 +27,7 @@ ENDS = {
     "cp.async.bulk",
     "cp.async.mbarrier",
     "cp.reduce.async",
+    "clusterlaunchcontrol.try_cancel",
     "tcgen05.alloc",
     "tcgen05.commit",
 }
@@ -48,6 +49,9 @@ _NO_RESULT = {
     "discard",
     "applypriority",
 }
+
+_ON_128_BITS = ("mov.b128", "clusterlaunchcontrol.query_cancel")
+"""What takes registers of 128 bits, as opcodes begin: each is a pair of 64, low bits first."""
 
 GLOBAL_BASE = 1 << 52
 """Address of the first module-scope global variable; far above any host address, below the generic windows."""
@@ -359,7 +363,8 @@ class _Lowering:
         self.module, self.function, self.lines = module, function, lines
         self.files = dict(module.files)
         self.rows: dict[int, int] = {}
-        self.names: list[dict[str, Register | Symbol | syntax.Declaration | str]] = [{}]
+        self.names: list[dict[str, Register | Tuple | Symbol | syntax.Declaration | str]] = [{}]
+        self.opcode = ""
         self.shared = self.local = self.label_count = 0
         self.dynamic_align = 1
         self.source = ""
@@ -432,7 +437,7 @@ class _Lowering:
             raise PtxSyntaxError(f"PTX line {d.line}: {d.space} inside a body is not supported")
 
     def scope(self, scope: syntax.Scope) -> None:
-        names: dict[str, Register | Symbol | syntax.Declaration | str] = {}
+        names: dict[str, Register | Tuple | Symbol | syntax.Declaration | str] = {}
         for statement in scope.statements:  # labels may be used before they are defined
             if isinstance(statement, syntax.Label):
                 self.label_count += 1
@@ -461,6 +466,7 @@ class _Lowering:
 
     def op(self, i: syntax.Instruction) -> Op:
         name, *mods = i.opcode.split(".")
+        self.opcode = i.opcode
         guard = None
         if i.guard is not None:
             register = self.lookup(i.guard.name, i.line)
@@ -507,13 +513,9 @@ class _Lowering:
             if found is None:
                 continue
             if isinstance(found, syntax.Declaration):
-                bits = type_bits(found.type)
-                if bits not in (1, 8, 16, 32, 64):
-                    raise PtxSyntaxError(f"PTX line {line}: registers of {bits} bits are not supported")
-                # Rows are numbered at first use, so that the results of a vector load lie side by side.
-                number = self.rows.setdefault(bits, 0)
-                names[name] = found = Register(bits, number, name, number)
-                self.rows[bits] += 1
+                names[name] = found = self.register(type_bits(found.type), name, line)
+            if isinstance(found, Tuple) and not self.opcode.startswith(_ON_128_BITS):
+                raise PtxSyntaxError(f"PTX line {line}: {self.opcode} with a register of 128 bits is not supported")
             if isinstance(found, str):
                 if found.startswith("targets:"):
                     return Tuple(tuple(self.lookup(label, line) for label in found[8:].split(",")))
@@ -522,6 +524,17 @@ class _Lowering:
         if name.startswith("%") or name == "WARP_SZ":
             return Special(name)
         return Symbol("function", 0, name)
+
+    def register(self, bits: int, name: str, line: int) -> Register | Tuple:
+        """A new register; rows are numbered at first use, so that the results of a vector load lie side by side."""
+        if bits == 128:
+            low, high = (self.register(64, f"{name}.{half}", line) for half in ("lo", "hi"))
+            return Tuple((low, high))
+        if bits not in (1, 8, 16, 32, 64):
+            raise PtxSyntaxError(f"PTX line {line}: registers of {bits} bits are not supported")
+        number = self.rows.setdefault(bits, 0)
+        self.rows[bits] += 1
+        return Register(bits, number, name, number)
 
     # Basic blocks
 

@@ -26,7 +26,8 @@ _SPINS = 16
 """Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
 
 _IMPATIENCE = 1 / 8
-"""How often, in the random schedules, a try_wait that must wait ends in vain, as a time limit may make it on hardware."""
+"""How often, in the random schedules, a try_wait that must wait ends in vain, as a time limit may make it on hardware; or a request to
+cancel a launch, for the sake of another kernel."""
 
 
 class Pick(NamedTuple):
@@ -168,7 +169,7 @@ class Scheduler:
         return None
 
     def gives_up(self, cluster: ClusterSchedule) -> bool:
-        """Whether a ``try_wait`` returns in vain instead of waiting, as a time limit may make it on hardware."""
+        """Whether a ``try_wait`` returns in vain instead of waiting, as a time limit may make it, or a request for a cluster fails."""
         return self.schedule != "round_robin" and cluster.random.random() < _IMPATIENCE
 
     def place(self, cluster: ClusterSchedule, count: int) -> int:

@@ -41,6 +41,16 @@ def test_whole_waves():
     assert makespan(COST, scheduled("single"), 3) == 2 * (1000 + 800)
     assert makespan(COST, scheduled("persistent"), 3) == 1000 + 2 * 800 + 300
     assert makespan(COST, scheduled("persistent"), 300) == 1000 + 800
+    assert makespan(COST, scheduled("dynamic"), 3) == 1000 + 2 * 800 + 300
+    assert makespan(COST, scheduled("dynamic"), 300) == 1000 + 800
+
+
+def test_free_blocks_take_the_longest_tile_that_is_left():
+    """8, 6, 4 and 2 steps on 2 SMs: 8 and 2, 6 and 4; a CTA starts once, and turns to its second tile."""
+    order = scheduled("dynamic", causal=True)
+    assert [len(order.problem.steps(order.tile(i).block)) for i in range(4)] == [8, 6, 4, 2]
+    assert makespan(COST, order, 2) == 1000 + 300 + 1000
+    assert makespan(COST, scheduled("persistent", causal=True), 2) == 1000 + 300 + 1200  # 4 and 8
 
 
 def test_a_triangle():

@@ -23,10 +23,11 @@ def test_backward(causal):
 
 def test_problems_that_are_recorded():
     """Two lengths of a tile, and several tiles of one CTA where it goes on to the next; of a triangle one problem has all lengths."""
-    assert lengths(256, 128, causal=False, persistent=True) == [(256, 1024, 1), (256, 2048, 1), (768, 1024, 3)]
-    assert lengths(256, 128, causal=False, persistent=False) == [(256, 1024, 1), (256, 2048, 1)]
-    assert lengths(128, 256, causal=False, persistent=False, backward=True) == [(1024, 256, 1), (2048, 256, 1)]
-    assert lengths(128, 256, causal=True, persistent=False, backward=True) == [(1536, 1536, 1)]
+    assert lengths(256, 128, causal=False, stays=True) == [(256, 1024, 1), (256, 2048, 1), (768, 1024, 3)]
+    assert lengths(256, 128, causal=False, stays=False) == [(256, 1024, 1), (256, 2048, 1)]
+    assert lengths(256, 128, causal=True, stays=True) == lengths(256, 128, causal=False, stays=True)
+    assert lengths(128, 256, causal=False, stays=False, backward=True) == [(1024, 256, 1), (2048, 256, 1)]
+    assert lengths(128, 256, causal=True, stays=False, backward=True) == [(1536, 1536, 1)]
 
 
 def test_a_kernel_that_does_not_exist_is_refused():

@@ -70,7 +70,7 @@ SIZES = [(1, 1, 1, 1), (300, 6, 2, 3), (2000, 8, 8, 3), (3000, 6, 3, 5), (1700, 
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("order", ["row", "single", "lpt", "spt"])
+@pytest.mark.parametrize("order", ["row", "single", "lpt", "dynamic", "spt"])
 def test_all_tiles(compiled, order, size):
     seqlen, heads, heads_kv, batch = size
     for backward in (False, True):

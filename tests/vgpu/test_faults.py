@@ -218,7 +218,7 @@ def test_places_come_from_the_line_table():
         ("bra NOWHERE;", "unknown label in bra NOWHERE"),
         (".reg .v4 .b32 %v;", "vector registers are not supported"),
         ("{ mov.u32 %r1, 0;", "a body does not end"),
-        (".reg .b128 %q<2>;\nmov.b128 %q0, %q1;", "registers of 128 bits are not supported"),
+        (".reg .b128 %q<2>;\nxor.b128 %q0, %q0, %q1;", "xor.b128 with a register of 128 bits is not supported"),
     ],
 )
 def test_text_that_is_no_ptx(body, message):

@@ -17,6 +17,7 @@ from fa4.vgpu.isa import (
     convert,
     floating,
     half,
+    launch_control,
     loadstore,
     matrix,
     mbarrier,
@@ -57,4 +58,5 @@ FAMILIES = (
     bulk,
     tensor,
     store_async,
+    launch_control,
 )

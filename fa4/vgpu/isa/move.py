@@ -66,13 +66,19 @@ def join(n: int, *parts: Array) -> Array:
 @instruction(
     "mov",
     section="9.7.9.3, 9.7.9.4",
-    forms="pred, b u s f of 16 32 64; {..} on either side; special registers; addresses",
+    forms="pred, b u s f of 16 32 64, b128 from and to two of b64; {..} on either side; special registers; addresses",
     lanewise=True,
 )
 def _mov(e: Emitter, op: Op, mods: Mods) -> None:
     d, a = op.operands
     type_ = mods.type()
-    if type_.endswith("64") and isinstance(d, Tuple) and isinstance(a, Register) and len(d.items) == 2:
+    if type_ == "b128":
+        if not (isinstance(d, Tuple) and isinstance(a, Tuple) and len(d.items) == len(a.items) == 2):
+            raise mods.unsupported("operands")
+        halves = [e.temporary(f"{e.source(item, 'b64')}.copy()") for item in a.items]
+        for item, half in zip(d.items, halves, strict=True):
+            e.assign(item, "b64", half)
+    elif type_.endswith("64") and isinstance(d, Tuple) and isinstance(a, Register) and len(d.items) == 2:
         for item, half in zip(d.items, ("lo", "hi"), strict=True):
             e.assign(item, "u32", f"{half}[{a.index}]")
     elif type_.endswith("64") and isinstance(a, Tuple) and isinstance(d, Register) and len(a.items) == 2:

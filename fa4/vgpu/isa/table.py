@@ -81,11 +81,6 @@ UNSUPPORTED = (
         "",
         "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d1], [%r1], 128;",
     ),
-    (
-        "clusterlaunchcontrol",
-        "",
-        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r1], [%r2];",
-    ),
     ("call", "calls of device functions", "call device_function;"),
     ("alloca", "", "alloca.u32 %r1, 16;"),
     ("stacksave", "and stackrestore", "stacksave.u32 %r1;"),

@@ -33,8 +33,8 @@ def run(c: Context, mO: cute.Tensor, thread: Int32) -> None:
 
     Warps: four, for all query tiles in turn; a thread has a row of each.
     Owns: O in tensor memory between the product before and p_ready; sO.
-    Waits: factor (the S of that key tile was complete, hence the product before it); at the end total_full, o_full, o_empty.
-    Signals: p_ready; at the end total_empty, o_ready.
+    Waits: factor (the S of that key tile was complete, hence the product before it); at the end total_full, o_full, o_empty; work_full.
+    Signals: p_ready; at the end total_empty, o_ready; work_empty.
     Order: for each key tile and query tile: factor; where a lane of the warp has one other than 1, O times factor; p_ready.
     """
     each_tile(c, visit, Int32(0), mO, thread)
@@ -123,8 +123,8 @@ def store(c: Context, atom: cute.CopyAtom, mO: cute.Tensor) -> None:
 
     Warps: one.
     Owns: nothing; reads sO.
-    Waits: o_ready.
-    Signals: o_empty, and where O leaves through sQ q_empty.
+    Waits: o_ready; work_full.
+    Signals: o_empty, and where O leaves through sQ q_empty; work_empty.
     Order: both tiles are on their way before the first is waited for, until shared memory is read; the end of the kernel does the rest.
     """
     each_tile(c, leave, Int32(0), atom, mO)

@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
+from fa4.kernels.blackwell.forward.context import Context, Work, ask_for_tile, each_tile
 from fa4.kernels.blackwell.forward.ring import next_key_slot, value_slot
 from fa4.kernels.common.barrier import Slot, following
 from fa4.kernels.common.tma import Source
@@ -18,10 +18,11 @@ EMPTY = 1
 
 
 class State(NamedTuple):
-    """The slot of the next K, and query tiles with keys so far."""
+    """The slot of the next K; query tiles with keys so far, and all of them."""
 
     slot: Slot
     used: Int32
+    turn: Int32
 
 
 def run(c: Context, Q: Source, K: Source, V: Source) -> None:
@@ -29,14 +30,16 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
 
     Warps: one.
     Owns: sQ, sK, sV.
-    Waits: q_empty, kv_empty, before shared memory is used again.
-    Signals: q_full, kv_full by the bytes that arrive (elements beyond a tensor arrive as 0).
-    Order: Q0, K, Q1, V of the last key tile; then K, V of each one before it.
+    Waits: q_empty, kv_empty, work_empty, before shared memory is used again; work_full.
+    Signals: q_full, kv_full by the bytes that arrive (elements beyond a tensor arrive as 0); work_full, work_empty.
+    Order: Q0, K, Q1, V of the last key tile; then K, V of each one before it. In the dynamic order it asks for the next tile before it
+        loads the last V: late, since of the tiles that are left the longest goes to whoever asks first, and early enough, since that V has
+        to wait for a slot.
 
     Of a pair both CTAs have one: each copies its query tiles, its half of the keys of K and of the columns of V. At the end it waits until
     all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
-    state = each_tile(c, visit, State(Slot(Int32(0), Int32(EMPTY)), Int32(0)), Q, K, V)
+    state = each_tile(c, visit, State(Slot(Int32(0), Int32(EMPTY)), Int32(0), Int32(0)), Q, K, V)
     if c.config.cta_pair:
         drain(c, state)
 
@@ -62,11 +65,13 @@ def visit(c: Context, work: Work, state: State, Q: Source, K: Source, V: Source)
         if const_expr(config.v_apart):
             fill(c, V, (key_tile, c.rank), at, place)
         key_tile = key_tile - 1
+    if const_expr(config.order == "dynamic"):
+        ask_for_tile(c, state.turn)
     if work.count > 0:
         place = value_slot(config, slot, EMPTY)
         fill(c, V, (key_tile, c.rank), at, place)
         slot = next_key_slot(config, slot, place)
-    return State(slot, used + Int32(work.count > 0))
+    return State(slot, used + Int32(work.count > 0), state.turn + 1)
 
 
 @cute.jit

@@ -83,8 +83,8 @@ def run(c: Context) -> None:
 
     Warps: one; an elected lane issues.
     Owns: S (until softmax reads it) and O (while no correction is due) in tensor memory.
-    Waits: q_full, kv_full; p_ready and p_last before O += P V.
-    Signals: s_full, o_full, q_empty, kv_empty, by commit.
+    Waits: q_full, kv_full; p_ready and p_last before O += P V; work_full.
+    Signals: s_full, o_full, q_empty, kv_empty, by commit; work_empty.
     Order: S0, S1 of the first key tile; then for each tile: O0 += P0 V, S0 of the next, O1 += P1 V, S1 of the next; O0, O1 of the last.
 
     Of a pair only the leader has one. An instruction multiplies a query tile of each CTA by the same K or V, whose halves it reads from

@@ -45,8 +45,8 @@ def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
 
     Warps: four for each query tile.
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
-    Waits: s_full; total_empty.
-    Signals: factor; p_ready after three quarters of P, p_last; total_full at the end.
+    Waits: s_full; total_empty; work_full.
+    Signals: factor; p_ready after three quarters of P, p_last; total_full at the end; work_empty.
     Order: a user's mask, as bits; S to registers; softcap, a user's function on scores, masks; maximum; factor to correction;
         P = exp2(S - reference) by chunks to tensor memory; sum.
     """

@@ -18,7 +18,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
 
 from fa4.config import TMEM_LANES, BlackwellForwardConfig, padded_head_dim
-from fa4.kernels.blackwell.forward.pipelines import Barriers
+from fa4.kernels.blackwell.forward.pipelines import ANSWER, Barriers, entries
+from fa4.kernels.common.launch_control import ANSWER_BYTES
 from fa4.kernels.common.tma import Rows, tiles
 
 
@@ -27,11 +28,12 @@ class Shared:
     """Tiles in shared memory: ``sQ`` and ``sO`` (tile_m, D, query tile), ``sK`` and ``sV`` (tile_n, D, slot) share the ring.
 
     In a pair the tiles of K have half of the rows, those of V half of the columns.
-    ``factor`` and ``total`` hold a float32 for each row of each query tile.
+    ``factor`` and ``total`` hold a float32 for each row of each query tile, ``answers`` what was asked about further tiles.
     """
 
     barriers: Barriers
     tmem_address: cute.Pointer
+    answers: cute.Pointer
     factor: cute.Tensor
     total: cute.Tensor
     sQ: cute.Tensor
@@ -76,6 +78,9 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     allocator = memory.SmemAllocator()
     barriers = Barriers.allocate(allocator, config)
     address = allocator.allocate_array(Int32, 1)
+    answers = address
+    if entries(config, ANSWER):
+        answers = allocator.allocate_array(Int32, entries(config, ANSWER) * ANSWER_BYTES // 4, byte_alignment=ANSWER_BYTES)
     factor = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     total = allocator.allocate_tensor(Float32, cute.make_layout((TMEM_LANES, config.q_tiles)), 16)
     slot = slot_elements(config, head_dims)
@@ -86,6 +91,7 @@ def allocate(config: BlackwellForwardConfig, head_dims: tuple[int, int], dtype: 
     return Shared(
         barriers,
         address,
+        answers,
         factor,
         total,
         tiles(base_Q, shapes.Q, (config.q_tiles, size_Q)),
