@@ -1,6 +1,7 @@
 """Functions on scores for ``fa4.attention``: ALiBi, attention within documents, and a prefix that everybody sees.
 
-``python examples/attention_modifiers.py`` runs them on the CPU backend and, as parts of the Blackwell kernel, on the virtual GPU.
+``python examples/attention_modifiers.py`` runs them, with gradients, on the CPU backend and, as parts of the Blackwell kernels, on the
+virtual GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ def _alibi(score: Tensor, batch: Tensor, head: Tensor, q_index: Tensor, k_index:
     return score - slopes[head] * (q_index - k_index).abs()
 
 
-alibi = fa4.score_mod("alibi", device=_alibi_on_device, torch=_alibi, aux={"slopes": "float32[Hq]"})
+# What backward kernels need: a gradient carried back through the function. A bias adds the same to every score, so it goes through.
+def _alibi_gradient(
+    dscore: Float32, score: Float32, batch: Int32, head: Int32, q_index: Int32, k_index: Int32, slopes: cute.Tensor
+) -> Float32:
+    return dscore
+
+
+alibi = fa4.score_mod("alibi", device=_alibi_on_device, torch=_alibi, grad=_alibi_gradient, aux={"slopes": "float32[Hq]"})
 
 
 def alibi_slopes(heads: int) -> Tensor:
@@ -65,9 +73,10 @@ prefix = fa4.mask_mod("prefix", device=_prefix, torch=_prefix, aux={"prefix": "i
 
 
 def main() -> None:
-    """Both backends over a short packed sequence; the largest difference of their results."""
+    """Both backends over a short packed sequence; the largest differences of their results and gradients."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 150, heads, 64, generator=generator).to(torch.bfloat16) for heads in (4, 2, 2))
+    q, k, v = (torch.randn(1, 150, heads, 64, generator=generator).to(torch.bfloat16).requires_grad_() for heads in (4, 2, 2))
+    dout = torch.randn(1, 150, 4, 64, generator=generator).to(torch.bfloat16)
     document = (torch.arange(150) // 60).to(torch.int32)[None]
     options: dict[str, Any] = {
         "causal": True,
@@ -75,9 +84,12 @@ def main() -> None:
         "mask_mod": same_document,
         "aux": {"slopes": alibi_slopes(4), "q_document": document, "k_document": document},
     }
-    on_cpu = fa4.attention(q, k, v, **options)
-    on_virtual_gpu = fa4.attention(q, k, v, backend="vgpu", arch="sm_100a", **options)
-    print("largest difference:", (on_cpu.float() - on_virtual_gpu.float()).abs().max().item())
+    results: list[list[Tensor]] = []
+    for everything in (options, options | {"backend": "vgpu", "arch": "sm_100a"}):
+        out = fa4.attention(q, k, v, **everything)
+        results.append([out, *torch.autograd.grad(out, (q, k, v), dout)])
+    for name, on_cpu, on_virtual_gpu in zip(("out", "dq", "dk", "dv"), *results, strict=True):
+        print(f"largest difference of {name}:", (on_cpu.float() - on_virtual_gpu.float()).abs().max().item())
 
 
 if __name__ == "__main__":

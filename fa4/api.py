@@ -137,7 +137,7 @@ def attention(
     if backend != "cpu":
         functions = modifiers.functions if modifiers else (None, None)
         problem = AttentionProblem.of("forward", q.dtype, (q.shape[3], v.shape[3]), (left, right), softcap, deterministic, functions)
-        _check_kernels(problem, (q, k, v), backend, arch)
+        _check_kernels(problem, (q, k, v), modifiers, backend, arch)
     options = scale, left, right, softcap, deterministic, backend, arch
     if modifiers is None:
         out, lse = ops.attention_forward(q, k, v, *options, lse=return_lse)
@@ -176,7 +176,7 @@ def supports(
     _check_backend_name(backend)
     _check_arch(backend, arch)
     try:
-        modifiers = Modifiers.named(score_mod, mask_mod, backend)
+        modifiers = Modifiers.named(score_mod, mask_mod, backend, direction)
     except UnsupportedError as error:
         return Support(False, f"{error.argument} {error.value!r} {error.rule}")
     problem = problem_class(
@@ -188,7 +188,7 @@ def supports(
         window_size=window_size,
         softcap=softcap,
         deterministic=deterministic,
-        functions=modifiers.functions,
+        functions=modifiers.backward_functions if direction == "backward" else modifiers.functions,
     )
     return dispatch.support(problem, backend, arch)
 
@@ -311,7 +311,9 @@ def _check_aux(modifiers: Modifiers, aux: Mapping[str, Tensor] | None, q: Tensor
     return tensors
 
 
-def _check_kernels(problem: AttentionProblem, operands: tuple[Tensor, ...], backend: str, arch: str | None) -> None:
+def _check_kernels(
+    problem: AttentionProblem, operands: tuple[Tensor, ...], modifiers: Modifiers | None, backend: str, arch: str | None
+) -> None:
     """There is a forward kernel and, where a gradient may be asked for, a backward kernel.
 
     Raises:
@@ -326,3 +328,5 @@ def _check_kernels(problem: AttentionProblem, operands: tuple[Tensor, ...], back
         support = dispatch.support(replace(problem, direction="backward"), backend, arch)
         if not support:
             raise UnsupportedError("backend", backend, support.reason, "for the forward alone use torch.no_grad()")
+        if modifiers is not None:
+            modifiers.check_derivative()

@@ -74,8 +74,6 @@ def kernel_support(problem: AttentionProblem, arch: str | None) -> Support:
     accepted = _accepted(problem, "cuda")
     if not accepted:
         return accepted
-    if problem.direction == "backward" and (problem.score_mod or problem.mask_mod):
-        return Support(False, "no backward kernel takes score_mod or mask_mod yet; backend 'cpu' serves this request")
     if arch is None:
         families = dict.fromkeys(known.family for known in ARCHS.values())
         served = any(kernel_target(problem, family) for family in families)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fa4.errors import ArgumentError, DtypeError, UnsupportedError
@@ -67,10 +67,14 @@ def _size(word: str, text: str) -> str | int | None:
 
 @dataclass(frozen=True)
 class DeviceFunction:
-    """What a kernel is compiled with: a function, and element type and rank of each tensor that it takes after its other arguments."""
+    """What a kernel is compiled with: a function, and element type and rank of each tensor that it takes after its other arguments.
+
+    ``gradient`` is what carries a gradient back through a score_mod, in backward kernels.
+    """
 
     function: Callable[..., Any]
     aux: tuple[tuple[str, int], ...] = ()
+    gradient: Callable[..., Any] | None = None
 
 
 DeviceFunctions = tuple["DeviceFunction | None", "DeviceFunction | None"]
@@ -96,8 +100,12 @@ class Modifier:
     content: str
 
     def for_kernels(self) -> DeviceFunction | None:
-        """What a kernel needs to know; names and sizes are not among it."""
+        """What a forward kernel needs to know; names and sizes are not among it."""
         return None if self.device is None else DeviceFunction(self.device, tuple((aux.dtype, len(aux.shape)) for aux in self.aux))
+
+    def for_backward(self) -> DeviceFunction | None:
+        """What a backward kernel needs to know."""
+        return self.for_kernels()
 
     def __repr__(self) -> str:
         return f"fa4.{type(self).__name__}({self.name!r})"
@@ -112,6 +120,11 @@ class ScoreMod(Modifier):
     """``score = f(score, batch, head, q_index, k_index, *aux)``. ``grad`` is its derivative for backward kernels, or None."""
 
     grad: Callable[..., Any] | None = None
+
+    def for_backward(self) -> DeviceFunction | None:
+        """With the derivative."""
+        function = self.for_kernels()
+        return function and replace(function, gradient=self.grad)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,25 +141,40 @@ class Modifiers:
     aux: tuple[Any, ...] = ()
 
     @classmethod
-    def named(cls, score_mod: ScoreMod | str | None, mask_mod: MaskMod | str | None, backend: str) -> Modifiers:
+    def named(cls, score_mod: ScoreMod | str | None, mask_mod: MaskMod | str | None, backend: str, direction: str = "forward") -> Modifiers:
         """Those that a request names, without their tensors.
 
         Raises:
             DtypeError: neither a handle nor a name.
             ArgumentError: a name that is not registered.
-            UnsupportedError: a function has no form for the backend.
+            UnsupportedError: a function has no form for the backend, or for "backward" there no derivative.
         """
         score = None if score_mod is None else find("score_mod", score_mod, ScoreMod)
         mask = None if mask_mod is None else find("mask_mod", mask_mod, MaskMod)
         for argument, modifier in (("score_mod", score), ("mask_mod", mask)):
             if modifier is not None:
                 _check_form(argument, modifier, backend)
-        return cls(score, mask)
+        found = cls(score, mask)
+        if direction == "backward" and backend != "cpu":
+            found.check_derivative()
+        return found
+
+    def check_derivative(self) -> None:
+        """Raise UnsupportedError where a backward kernel could not be compiled with these functions."""
+        if self.score is not None and self.score.grad is None:
+            rule = "has no derivative, which gradients by a GPU kernel need"
+            remedy = "register it with grad=..., or for the forward alone use torch.no_grad()"
+            raise UnsupportedError("score_mod", self.score.name, rule, remedy)
 
     @property
     def functions(self) -> DeviceFunctions:
-        """What a kernel is compiled with."""
+        """What a forward kernel is compiled with."""
         return (self.score.for_kernels() if self.score else None), (self.mask.for_kernels() if self.mask else None)
+
+    @property
+    def backward_functions(self) -> DeviceFunctions:
+        """What a backward kernel is compiled with."""
+        return (self.score.for_backward() if self.score else None), (self.mask.for_backward() if self.mask else None)
 
     @property
     def declared(self) -> tuple[Aux, ...]:

@@ -34,8 +34,9 @@ def score_mod(
             four Int32 and ``cute.Tensor`` for each of ``aux``; returns a number.
         torch: for the CPU backend: the same of tensors that broadcast against each other: scores in float32, indices in int64. Returns
             scores, in that shape or one that broadcasts to it. Its derivative is torch's own (``torch.func.vjp``).
-        grad: for backward kernels: ``dscore = f(dscore, score, batch, head, q_index, k_index, *aux)``, a device function. Kept and
-            keyed, but there is no backward kernel yet that takes it.
+        grad: for gradients by GPU kernels: ``dscore = f(dscore, score, batch, head, q_index, k_index, *aux)``, a device function: the
+            derivative at ``score``, what ``device`` is given, times ``dscore``. It must be linear in ``dscore``: kernels pass other
+            factors of the product in its place.
         aux: name to element type and shape of each tensor that the functions read, in the order of their last parameters, for example
             ``{"slopes": "float32[Hq]"}``. Sizes are B, Hq, Hkv, Sq, Sk (those of the call), numbers, or ? for any.
 

@@ -14,12 +14,16 @@ def _same(score: Any, batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
     return score
 
 
+def _gradient(dscore: Any, score: Any, batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
+    return dscore
+
+
 def _all(batch: Any, head: Any, q_index: Any, k_index: Any) -> Any:
     return k_index >= 0
 
 
 # Functions that change nothing, in both forms: what is asked is whether any function is served.
-_SCORE = score_mod("fa4.support_table score", device=_same, torch=_same)
+_SCORE = score_mod("fa4.support_table score", device=_same, torch=_same, grad=_gradient)
 _MASK = mask_mod("fa4.support_table mask", device=_all, torch=_all)
 
 FEATURES: dict[str, dict[str, Any]] = {

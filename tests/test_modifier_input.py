@@ -107,20 +107,38 @@ def test_gpu_tensors_want_a_device_function():
         fa4.attention(q, q, q, mask_mod=ONLY_TWIN)
 
 
-def test_gradients_on_a_gpu_are_refused():
+def test_gradients_by_a_kernel_want_a_derivative(monkeypatch):
     q = torch.zeros(1, 4, 2, 8, dtype=torch.bfloat16, requires_grad=True)
-    with pytest.raises(fa4.UnsupportedError, match="no backward kernel takes score_mod or mask_mod yet"):
-        fa4.attention(q, q, q, score_mod="alibi", aux=slopes(), **VGPU)
+    rule = r"score_mod='only device': has no derivative.* register it with grad=.*torch.no_grad\(\)"
+    for options in ({}, {"mask_mod": examples.prefix, "aux": {"prefix": torch.zeros(1, dtype=torch.int32)}}):
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "modified_attention_forward", None)  # an error that came later would be another one
+            with pytest.raises(fa4.UnsupportedError, match=rule) as caught:
+                fa4.attention(q, q, q, score_mod=ONLY_DEVICE, **options, **VGPU)
+        assert (caught.value.argument, caught.value.value) == ("score_mod", "only device")
+    saved = (q.detach(),) * 4
+    with pytest.raises(fa4.UnsupportedError, match=rule):  # by the op itself, too
+        torch.ops.fa4.modified_attention_backward(
+            saved[0], None, *saved, torch.zeros(1, 2, 4), [True] * 3, "only device", None, [], None, None, None, 0.0, False, *VGPU.values()
+        )
+
+
+def test_gradients_where_there_is_no_backward_kernel():
+    q = torch.zeros(1, 4, 2, 8, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(fa4.UnsupportedError, match="no backward kernel for sm_80 yet"):
+        fa4.attention(q, q, q, score_mod="alibi", aux=slopes(), backend="vgpu", arch="sm_80")
 
 
 def test_supports():
     assert fa4.supports(head_dim=64, score_mod="alibi", mask_mod=examples.prefix)
     assert fa4.supports(head_dim=64, score_mod="alibi", direction="backward")
     assert fa4.supports(head_dim=64, score_mod=ONLY_DEVICE, mask_mod=examples.prefix, arch="sm_100a").native
+    assert fa4.supports(head_dim=64, score_mod="alibi", mask_mod=examples.prefix, arch="sm_100a", direction="backward").native
     for request, reason in (
         ({"score_mod": ONLY_DEVICE}, "score_mod 'only device' has no torch twin"),
         ({"mask_mod": ONLY_TWIN, "arch": "sm_80"}, "mask_mod 'only twin' has no device function"),
-        ({"score_mod": "alibi", "arch": "sm_100a", "direction": "backward"}, "no backward kernel takes score_mod or mask_mod yet"),
+        ({"score_mod": ONLY_DEVICE, "arch": "sm_100a", "direction": "backward"}, "score_mod 'only device' has no derivative"),
+        ({"score_mod": "alibi", "arch": "sm_80", "direction": "backward"}, "no backward kernel for sm_80 yet"),
     ):
         support = fa4.supports(head_dim=64, **request)
         assert not support

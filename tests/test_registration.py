@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import attention_modifiers as examples
@@ -23,9 +24,10 @@ from fa4.problem import AttentionProblem
 from fa4.tuning import config
 
 
-def key(score=None, mask=None, arch="sm_100a"):
-    functions = Modifiers(score, mask).functions
-    problem = AttentionProblem.of("forward", "bfloat16", (64, 64), (None, 0), 0.0, False, functions)
+def key(score=None, mask=None, arch="sm_100a", direction="forward"):
+    modifiers = Modifiers(score, mask)
+    functions = modifiers.backward_functions if direction == "backward" else modifiers.functions
+    problem = AttentionProblem.of(direction, "bfloat16", (64, 64), (None, 0), 0.0, False, functions)
     return kernel_key(problem, config(problem, get_arch(arch)), arch)
 
 
@@ -216,6 +218,24 @@ def test_what_changes_a_key():
         key(None, examples.prefix),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_keys_of_backward_kernels_know_the_derivative():
+    def visible(batch, head, q_index, k_index):
+        return q_index > k_index
+
+    def gradient(by):
+        return lambda dscore, score, batch, head, q_index, k_index: dscore * by
+
+    one, two, three = (
+        fa4.score_mod(name, device=shifted(1.0), grad=gradient(by))
+        for name, by in (("derived one", 1.0), ("derived two", 2.0), ("derived three", 2.0))
+    )
+    backward = partial(key, direction="backward")
+    mask = fa4.mask_mod("derived mask", device=visible)
+    assert len({backward(), backward(one), backward(two), backward(None, mask), backward(one, mask)}) == 5
+    assert backward(two) == backward(three)
+    assert key(one) == key(two)
 
 
 def test_a_changed_global_changes_the_key(monkeypatch):

@@ -173,6 +173,7 @@ def inspect(
         CompileError: the kernel does not compile here.
     """
     target = get_arch(arch)
+    modifiers = Modifiers.named(score_mod, mask_mod, "cuda", direction)
     problem = problem_class(
         direction=direction,
         dtype=dtype,
@@ -183,7 +184,7 @@ def inspect(
         softcap=softcap,
         deterministic=deterministic,
         operations=OPERATIONS,
-        functions=Modifiers.named(score_mod, mask_mod, "cuda").functions,
+        functions=modifiers.backward_functions if direction == "backward" else modifiers.functions,
     )
     support = dispatch.kernel_support(problem, arch)
     if not support:

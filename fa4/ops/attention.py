@@ -66,15 +66,23 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, lse: boo
     return _own(out), _own(total) if lse else total
 
 
-def backward_cpu(
-    dout: Tensor | None, dlse: Tensor | None, saved: tuple[Tensor, ...], needed: list[bool], options: AttentionOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The CPU backend's gradients; ``saved`` are q, k, v, out, lse. One that is not needed is empty."""
+def backward_cpu(saved: Saved, options: AttentionOptions, backend: str, arch: str | None) -> tuple[Tensor, Tensor, Tensor]:
+    """On CPU tensors: the CPU backend, or kernels on the virtual GPU. A gradient that is not needed is empty."""
     if torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            return backward_cpu(dout, dlse, saved, needed, options)
-    gradients = dispatch.load("backward", "cpu")(dout, dlse, *saved, options, needed=tuple(needed))
-    return _present(saved[0], (None if gradient is None else _own(gradient) for gradient in gradients))
+            return backward_cpu(saved, options, backend, arch)
+    if backend == "vgpu":
+        from fa4.runtime import virtual
+
+        return _present(saved.q, virtual.attention_backward(saved, options, virtual.gpu_from_settings(str(arch))))
+    tensors = saved.dout, saved.dlse, saved.q, saved.k, saved.v, saved.out, saved.lse
+    gradients = dispatch.load("backward", "cpu")(*tensors, options, needed=saved.needed)
+    return _present(saved.q, (None if gradient is None else _own(gradient) for gradient in gradients))
+
+
+def backward_cuda(saved: Saved, options: AttentionOptions, arch: str | None) -> tuple[Tensor, Tensor, Tensor]:
+    """On CUDA tensors. A gradient that is not needed is empty."""
+    return _present(saved.q, cuda.attention_backward(saved, options, arch))
 
 
 def _forward_cpu(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -95,15 +103,9 @@ def _backward_cpu(
     v: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """On CPU tensors: the CPU backend, or kernels on the virtual GPU."""
     out, lse, needed, *options, backend, arch = rest
-    if backend != "vgpu":
-        return backward_cpu(dout, dlse, (q, k, v, out, lse), needed, options_of(q, *options))
-    from fa4.runtime import virtual
-
     saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
-    with torch.autocast("cpu", enabled=False):
-        return _present(q, virtual.attention_backward(saved, options_of(q, *options), virtual.gpu_from_settings(arch)))
+    return backward_cpu(saved, options_of(q, *options), backend, arch)
 
 
 def _backward_cuda(
@@ -116,7 +118,7 @@ def _backward_cuda(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, needed, *options, _backend, arch = rest
     saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
-    return _present(q, cuda.attention_backward(saved, options_of(q, *options), arch))
+    return backward_cuda(saved, options_of(q, *options), arch)
 
 
 def _present(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,12 +166,11 @@ def _refuse_double_backward(_ctx: Any, *_gradients: Tensor | None) -> None:
 def register(name: str, implementations: tuple[Any, ...], autograd: tuple[Any, Any]) -> None:
     """Give a pair of ops its implementations, fakes, and (derivative, what to save for it).
 
-    ``implementations`` are the forward on CPU and CUDA, and the backward on CPU and, where there is one, CUDA.
+    ``implementations`` are the forward on CPU and CUDA, and the backward on CPU and CUDA.
     """
     forward, backward = f"{name}_forward", f"{name}_backward"
-    for op, implementation, key in zip(
-        (forward, forward, backward, backward), implementations, ("CPU", "CUDA", "CPU", "CUDA"), strict=False
-    ):
+    ops, keys = (forward, forward, backward, backward), ("CPU", "CUDA", "CPU", "CUDA")
+    for op, implementation, key in zip(ops, implementations, keys, strict=True):
         library.impl(op, implementation, key)
     torch.library.register_fake(f"fa4::{forward}", _forward_fake, lib=library)
     torch.library.register_fake(f"fa4::{backward}", _backward_fake, lib=library)

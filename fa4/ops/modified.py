@@ -14,6 +14,7 @@ from fa4.modifier import MaskMod, Modifiers, ScoreMod, find
 from fa4.ops import attention
 from fa4.problem import AttentionOptions
 from fa4.runtime import cuda
+from fa4.runtime.backward import Saved
 
 _MODIFIERS = "str? score_mod, str? mask_mod, Tensor[] aux"
 _library = attention.library
@@ -46,8 +47,15 @@ def _forward_cuda(q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> tuple[Ten
 
 
 def _backward_cpu(dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, needed, *options, _backend, _arch = rest
-    return attention.backward_cpu(dout, dlse, (q, k, v, out, lse), needed, _options(q, *options))
+    out, lse, needed, *options, backend, arch = rest
+    saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+    return attention.backward_cpu(saved, _options(q, *options), backend, arch)
+
+
+def _backward_cuda(dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, needed, *options, _backend, arch = rest
+    saved = Saved(q, k, v, out, lse, dout, dlse, tuple(needed))
+    return attention.backward_cuda(saved, _options(q, *options), arch)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -68,6 +76,6 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
     return (*(gradient if need else None for gradient, need in zip(gradients, needed, strict=True)), *nothing)
 
 
-attention.register("modified_attention", (_forward_cpu, _forward_cuda, _backward_cpu), (_differentiate, _save))
+attention.register("modified_attention", (_forward_cpu, _forward_cuda, _backward_cpu, _backward_cuda), (_differentiate, _save))
 
 modified_attention_forward = torch.ops.fa4.modified_attention_forward.default

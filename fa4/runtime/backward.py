@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -14,8 +15,9 @@ from fa4.compiler import get
 from fa4.compiler.artifact import Artifact
 from fa4.config import ROW_TILE, BlackwellBackwardConfig, Needed, padded_head_dim
 from fa4.kernels.common.dq_layout import BLOCK_ROWS
+from fa4.modifier import DeviceFunctions
 from fa4.problem import AttentionOptions
-from fa4.runtime.forward import Find, Scalar, compiled_for, numbers, options_class
+from fa4.runtime.forward import Find, Scalar, aux_operands, compiled_for, numbers, options_class
 from fa4.runtime.tensors import dense_operand, kernel_operand
 
 
@@ -28,10 +30,11 @@ class Execute(Protocol):
         inputs: tuple[Tensor | None, ...],
         outputs: tuple[Tensor | None, ...],
         scalars: tuple[Scalar, ...],
+        aux: Sequence[Tensor] = (),
         *,
         updated: tuple[Tensor | None, ...] = (),
     ) -> None:
-        """Tensors that are read, written, and read and written, and numbers."""
+        """Tensors that are read, written, and read and written, numbers, and tensors of functions on scores."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     Raises:
         CompileError, UnsupportedError: there is no kernel for this request.
     """
+    functions: DeviceFunctions = (None, None)
+    if options.modifiers is not None:
+        options.modifiers.check_derivative()
+        functions = options.modifiers.backward_functions
     q, k, v = saved.q, saved.k, saved.v
     batch, seqlen, heads, head_dim = q.shape
     needed = Needed(*saved.needed)
@@ -82,7 +89,8 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     semaphores = rest.view(torch.int32).view(batch, heads, rounded // BLOCK_ROWS) if ordered else None
 
     # Only sums of dq depend on the order of CTAs: without them both modes share a kernel.
-    problem, full = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), (arch, tuning.LONG), ordered)
+    target = arch, tuning.LONG
+    problem, full = compiled_for("backward", q.dtype, (head_dim, v.shape[3]), options_class(options), target, ordered, functions)
     config = _restricted(full, needed)
     before, after = tuning.around_backward(problem, saved.dlse is not None)
     execute(find(*before, arch), (kernel_operand(saved.out), dout, saved.lse, saved.dlse), (statistics, zeros), ())
@@ -90,7 +98,8 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     dk, dv = (x.new_empty(x.shape) if need else None for x, need in zip((k, v), saved.needed[1:], strict=True))
     operands = kernel_operand(q), kernel_operand(k), kernel_operand(v), dout
     updated = dq_sums.view(batch, heads, rounded, columns) if needed.dq else None, semaphores
-    execute(find(problem, config, arch), (*operands, statistics), (dk, dv), numbers(problem, options), updated=updated)
+    read, aux = (*operands, statistics), aux_operands(options)
+    execute(find(problem, config, arch), read, (dk, dv), numbers(problem, options), aux, updated=updated)
 
     dq = None
     if needed.dq:

@@ -55,9 +55,14 @@ def attention_forward(
     functions = modifiers.functions if modifiers else (None, None)
     problem, config = compiled_for("forward", q.dtype, (head_dim, head_dim_v), options_class(options), target, functions=functions)
     inputs = kernel_operand(q), kernel_operand(k), kernel_operand(v)
-    aux = [aux_operand(x) for x in modifiers.aux] if modifiers else []
+    aux = aux_operands(options)
     execute(find(problem, config, arch), inputs, (out, lse), numbers(problem, options), aux)
     return out, lse
+
+
+def aux_operands(options: AttentionOptions) -> list[Tensor]:
+    """The tensors of a call's functions on scores, as kernels read them."""
+    return [aux_operand(x) for x in options.modifiers.aux] if options.modifiers else []
 
 
 def options_class(options: AttentionOptions) -> tuple[tuple[int | None, int | None], bool]:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 here = Path(__file__).parent
-sys.path[:0] = [str(here), str(here / sys.argv[1].partition("-")[0]), str(here.parents[1] / "examples")]
+sys.path[:0] = [str(here), str(here / sys.argv[1].partition("-")[0]), str(here.parents[1] / "examples"), str(here.parent)]
 
 from conftest import compile_ptx  # noqa: E402
 from golden import write  # noqa: E402

@@ -334,36 +334,40 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
 
 
 @pytest.mark.vgpu
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_gradients_where_the_virtual_gpu_takes_the_launches(devices, deterministic):
+@pytest.mark.parametrize(("deterministic", "modified"), [(False, False), (True, False), (False, True)])
+def test_gradients_where_the_virtual_gpu_takes_the_launches(devices, deterministic, modified):
     """The whole way of the backward op on CUDA tensors: three launches on their device's stream, workspace from torch, nothing else."""
     gpu = Gpu("sm_100a")
     devices.capabilities = (A100, (10, 0))
     inputs = make_inputs(AttentionShape(1, 65, 129, 2, 1, 64))
     options = (None, None, 0, 0.0, deterministic)
-    out, lse = torch.ops.fa4.attention_forward(inputs.q, inputs.k, inputs.v, *options, "vgpu", "sm_100a")
+    names, aux = ["alibi", None], [examples.alibi_slopes(2)]
+    functions, on_device = ((*names, aux), (*names, [on_cuda(x, 1) for x in aux])) if modified else ((), ())
+    kind = "modified_attention" if modified else "attention"
+    forward, backward = (getattr(torch.ops.fa4, f"{kind}_{direction}") for direction in ("forward", "backward"))
+    out, lse = forward(inputs.q, inputs.k, inputs.v, *functions, *options, "vgpu", "sm_100a")
     saved = inputs.q, inputs.k, inputs.v, out, lse
     needed = [True] * 3
-    expected = torch.ops.fa4.attention_backward(inputs.dout, inputs.dlse, *saved, needed, *options, "vgpu", "sm_100a")
+    expected = backward(inputs.dout, inputs.dlse, *saved, needed, *functions, *options, "vgpu", "sm_100a")
     arguments = [on_cuda(x, 1) for x in (inputs.dout, inputs.dlse, *saved)]
     original = cuda.run
 
-    def run(index, artifact, read, written, scalars, *, updated=()):
-        tensors = [on_host(x) for x in (*read, *updated, *written) if x is not None]
+    def run(index, artifact, read, written, scalars, aux=(), *, updated=()):
+        tensors = [on_host(x) for x in (*read, *updated, *written, *aux) if x is not None]
 
         def execute(request):
             with virtual.registered(gpu, [virtual.region(x.__dlpack__(), "tensors", True) for x in tensors]):
                 virtual.launch(gpu, virtual.parsed(artifact.ptx), request)
 
         devices.on_launch = execute
-        original(index, artifact, read, written, scalars, updated=updated)
+        original(index, artifact, read, written, scalars, aux, updated=updated)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "run", run)
         for _ in range(2):  # the second time everything is loaded
             for record in (devices.launches, devices.calls, devices.allocated, devices.asked):
                 record.clear()
-            found = [on_host(x) for x in torch.ops.fa4.attention_backward(*arguments, needed, *options, "cuda", None)]
+            found = [on_host(x) for x in backward(*arguments, needed, *on_device, *options, "cuda", None)]
     assert devices.driver.error is None
     assert [request.kernel.split("_")[2] for request, *_ in devices.launches] == ["preprocess", "backward", "postprocess"]
     assert {(index, stream) for _, index, stream in devices.launches} == {(1, devices.streams[1])}

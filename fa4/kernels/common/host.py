@@ -106,7 +106,7 @@ def _operand(dtype: Any, shape: tuple[Any, ...]) -> Any:
 
 
 def _numbers(problem: AttentionProblem) -> tuple[Any, ...]:
-    """Scale, softcap, window bounds, stream."""
+    """Scale, softcap, window bounds, stream, tensors of functions on scores."""
     return (
         Float32(1.0),
         Float32(1.0) if problem.softcap else None,

@@ -28,14 +28,23 @@ _DTYPES = {
 }
 
 TOGETHER = 16
-"""Keys that ``Modifiers.seen`` asks about at a time."""
+"""Scores that ``Modifiers.seen`` asks about at a time."""
+
+Place = tuple[Int32, Int32, Int32, Int32]
+"""What the functions are told of a score: batch, query head, query, key."""
+ALONG_QUERIES, ALONG_KEYS = 0, 1
+"""Along what the scores lie that a thread holds: places of ``Modifiers.seqlens``, and of a ``Place`` behind batch and head."""
 
 
 @dataclass(frozen=True)
 class Modifiers:
-    """The functions, None where there is none; their tensors; ``factor`` turns what S holds into a score in natural units."""
+    """The functions, None where there is none; their tensors; ``factor`` turns what S holds into a score in natural units.
+
+    ``gradient`` carries a gradient back through ``score``; only a backward kernel has it.
+    """
 
     score: Any
+    gradient: Any
     mask: Any
     score_aux: tuple[cute.Tensor, ...]
     mask_aux: tuple[cute.Tensor, ...]
@@ -48,30 +57,53 @@ class Modifiers:
         return self.score is not None or self.mask is not None
 
     @cute.jit
-    def key(self, index: Int32, masked: cutlass.Constexpr[bool]) -> Int32:
-        """What the functions are told: keys beyond the sequence, which only a ``masked`` tile has, take the index of the last one.
+    def existing(self, index: Int32, along: cutlass.Constexpr[int], masked: cutlass.Constexpr[bool]) -> Int32:
+        """What the functions are told: what lies beyond the sequence, as only a ``masked`` tile has it, takes the index of the last one.
 
-        Their scores do not matter, but the functions read tensors with it.
+        Such scores do not matter, but the functions read tensors with it.
         """
-        return min(index, self.seqlens[1] - 1) if const_expr(masked) else index
+        return min(index, self.seqlens[along] - 1) if const_expr(masked) else index
 
     @cute.jit
-    def change(self, S: cute.Tensor, query: tuple[Int32, Int32, Int32], first_key: Int32, masked: cutlass.Constexpr[bool]) -> None:
-        """Let ``score`` change the scores of one ``query``, (batch, head, position), for neighbouring keys."""
+    def moved(self, first: Place, by: Int32, along: cutlass.Constexpr[int], masked: cutlass.Constexpr[bool]) -> Place:
+        """The place so many queries or keys behind ``first``."""
+        batch, head, query, key = first
+        if const_expr(along == ALONG_QUERIES):
+            query = self.existing(query + by, along, masked)
+        else:
+            key = self.existing(key + by, along, masked)
+        return batch, head, query, key
+
+    @cute.jit
+    def change(
+        self,
+        S: cute.Tensor,
+        first: Place,
+        along: cutlass.Constexpr[int],
+        masked: cutlass.Constexpr[bool],
+        slope: Any = None,
+    ) -> None:
+        """Let ``score`` change neighbouring scores, and ``gradient`` the slopes of what comes before it, where these are given.
+
+        Both at once for each score: what is computed for the one is there for the other, and no score is kept.
+        """
         for i in cutlass.range_constexpr(cute.size(S)):
-            S[i] = self.changed(S[i], query, self.key(first_key + i, masked))
+            place = self.moved(first, Int32(i), along, masked)
+            if const_expr(slope is not None):
+                slope[i] = Float32(self.gradient(slope[i], S[i] * self.factor, *place, *self.score_aux))
+            S[i] = self.changed(S[i], place)
 
     @cute.jit
-    def seen(self, query: tuple[Int32, Int32, Int32], first_key: Int32, masked: cutlass.Constexpr[bool]) -> Int32:
-        """What ``mask`` says of 32 neighbouring keys, a bit for each.
+    def seen(self, first: Place, along: cutlass.Constexpr[int], masked: cutlass.Constexpr[bool]) -> Int32:
+        """What ``mask`` says of 32 neighbouring scores, a bit for each.
 
         It needs no scores, so that it is asked before they take registers; in a loop, whose trips each have their own addresses.
         """
         word = Int32(0)
-        for trip in cutlass.range(32 // TOGETHER, unroll=1):  # the last keys first
-            begin, bits = first_key + (32 - TOGETHER) - trip * TOGETHER, Int32(0)
+        for trip in cutlass.range(32 // TOGETHER, unroll=1):  # the last ones first
+            begin, bits = self.moved(self.moved(first, Int32(32 - TOGETHER), along, False), -trip * TOGETHER, along, False), Int32(0)
             for i in cutlass.range_constexpr(TOGETHER):
-                visible = Boolean(self.mask(*query, self.key(begin + i, masked), *self.mask_aux))
+                visible = Boolean(self.mask(*self.moved(begin, Int32(i), along, masked), *self.mask_aux))
                 bits = bits | (Int32(1 << i) if visible else Int32(0))
             word = word << TOGETHER | bits
         return opaque(word)
@@ -95,18 +127,18 @@ class Modifiers:
         steps = by_row(tiled_mma.get_slice(0).partition_C(coords))
         S = by_row(acc_S)
         for r in cutlass.range_constexpr(cute.size(S, mode=[0])):
-            row = min(first[0] + thread_row + steps[r, 0][0], self.seqlens[0] - 1)
+            row = self.existing(first[0] + thread_row + steps[r, 0][0], ALONG_QUERIES, True)
             for c in cutlass.range_constexpr(cute.size(S, mode=[1])):
-                key = self.key(first[1] + thread_column + steps[0, c][1], masked)
-                S[r, c] = self.changed(S[r, c], (*at, row), key)
+                place = (*at, row, self.existing(first[1] + thread_column + steps[0, c][1], ALONG_KEYS, masked))
+                S[r, c] = self.changed(S[r, c], place)
                 if const_expr(self.mask is not None):
-                    S[r, c] = S[r, c] if Boolean(self.mask(*at, row, key, *self.mask_aux)) else -Float32.inf
+                    S[r, c] = S[r, c] if Boolean(self.mask(*place, *self.mask_aux)) else -Float32.inf
 
     @cute.jit
-    def changed(self, value: Float32, query: tuple[Int32, Int32, Int32], key: Int32) -> Float32:
+    def changed(self, value: Float32, place: Place) -> Float32:
         """What ``score`` makes of one score."""
         if const_expr(self.score is not None):
-            return Float32(self.score(value * self.factor, *query, key, *self.score_aux))
+            return Float32(self.score(value * self.factor, *place, *self.score_aux))
         return value
 
 
@@ -114,7 +146,7 @@ def modifiers(problem: AttentionProblem, scalars: ScoreScalars, seqlens: tuple[I
     """Those of a problem with what a call gives them."""
     score, mask = problem.score_mod, problem.mask_mod
     count = len(score.aux) if score else 0
-    functions = score.function if score else None, mask.function if mask else None
+    functions = score.function if score else None, score.gradient if score else None, mask.function if mask else None
     return Modifiers(*functions, scalars.aux[:count], scalars.aux[count:], scalars.factor, seqlens)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import attention_modifiers as examples
 import pytest
 from golden import assert_recorded
 from ptx_loops import loops
+from score_functions import BENT, BOUNDED
 from test_blackwell_code import KINDS, MASKS, tmem_columns
 
 from fa4.arch import get_arch
@@ -16,7 +19,7 @@ from fa4.config import backward_columns, backward_shared_memory, padded_head_dim
 from fa4.inspection.ptx import opcodes
 from fa4.kernels.blackwell.backward.kernel import BlackwellBackward
 from fa4.problem import AttentionProblem
-from fa4.tuning import blackwell_backward_config
+from fa4.tuning import blackwell_backward_config, with_pair
 
 pytestmark = pytest.mark.compile
 
@@ -139,3 +142,48 @@ class TestCompiled:
 
     def test_name(self, compile_ptx, task, arch):
         assert "cutlass" not in compile_ptx(task, arch).name
+
+
+# Kernels with functions on scores. The first are those that other tests run by default.
+MODIFIED = [
+    (problem(64, "causal"), examples.alibi, None),
+    (problem(64, softcap=True, deterministic=True), BENT, examples.same_document),
+    (problem(128, "window", deterministic=True), BOUNDED, examples.same_document),
+]
+MORE_MODIFIED = [
+    (problem(d, mask, head_dim_v=dv, softcap=mask == "window"), score, document)
+    for d, dv in ((64, 64), (96, 96), (112, 112), (128, 128), (192, 128))
+    for mask in ("causal", "window")
+    for score in (None, examples.alibi, BENT, BOUNDED)
+    for document in (None, examples.same_document)
+    if score or document
+]
+MODIFIED_CASES = [pytest.param(*case, None) for case in MODIFIED]
+MODIFIED_CASES += [pytest.param(*case, None, marks=pytest.mark.slow) for case in MORE_MODIFIED if case not in MODIFIED]
+MODIFIED_CASES += [pytest.param(*case, True, marks=pytest.mark.slow) for case in MORE_MODIFIED if case[0].head_dim == 64]
+
+
+@pytest.mark.parametrize(("task", "score", "mask", "pair"), MODIFIED_CASES, ids=str)
+def test_functions_on_scores_spill_nothing(compile_ptx, task, score, mask, pair):
+    """In chunks of 32 queries, or with addresses kept from tile to tile, some did."""
+    functions = {"score_mod": score and score.for_backward(), "mask_mod": mask and mask.for_backward()}
+    task = replace(task, **functions)
+    config = blackwell_backward_config(task, get_arch("sm_100a"))
+    compiled = compile_ptx(task, "sm_100a", config if pair is None else with_pair(config, pair, task.head_dim, task.head_dim_v))
+    assert compiled.resources[1:4] == [0, 0, 0]
+    assert ".local" not in compiled.ptx
+
+
+def test_slopes_cost_nothing_where_a_derivative_ignores_the_score(compile_ptx):
+    """Where the slope depends on the score, P is compared with 0 for every query; the multiplication by 1 goes, and that with it."""
+    found = {}
+    for name, gradient in (("passed on", examples.alibi.grad), ("by the score", _by_the_score)):
+        task = replace(problem(64, "causal"), score_mod=replace(examples.alibi.for_kernels(), gradient=gradient))
+        text = compile_ptx(task, "sm_100a").ptx
+        found[name] = {opcode: count for opcode, count in Counter(opcodes(text)).items() if opcode in ("setp.neu.f32", "setp.eq.f32")}
+    assert not found["passed on"]
+    assert sum(found["by the score"].values()) == 3 * 64  # loops, queries
+
+
+def _by_the_score(dscore, score, batch, head, q_index, k_index, slopes):
+    return dscore * score

@@ -13,6 +13,7 @@ from fa4.kernels.blackwell.backward import exchange
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.common.barrier import Slot, following
 from fa4.kernels.common.mask import ones_from
+from fa4.kernels.common.modifier import ALONG_KEYS, ALONG_QUERIES, Place
 from fa4.kernels.common.opaque import opaque
 from fa4.kernels.common.score import capped
 from fa4.kernels.common.tensor_memory import load_columns, store_columns
@@ -20,7 +21,17 @@ from fa4.kernels.common.tensor_memory import load_columns, store_columns
 QUERIES = TMEM_LANES // 2
 """Queries of a warpgroup."""
 CHUNK = 32
-"""Queries whose lse or delta is in registers at a time."""
+"""Queries whose lse or delta is in registers at a time, and whose visibility is a word."""
+MODIFIED_CHUNK = 16
+"""Queries whose scores a user's function changes at a time: their slopes, and what it computes, take registers beside P."""
+
+
+class Who(NamedTuple):
+    """A thread: which half of the queries, its number in the warpgroup, and the query head that it is at."""
+
+    half: Int32
+    thread: Int32
+    head: Int32
 
 
 @cute.jit
@@ -31,8 +42,9 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
     Waits: row_full (lse and delta); s_full, dp_full.
     Signals: p_ready, ds_ready; in a pair s_read.
-    Order: S to registers; mask; P = exp2(S - lse) by chunks to tensor memory; p_ready; dP to registers; dS = P (dP - delta) to tensor and
-    to shared memory; ds_ready.
+    Order: a user's mask, as bits; S to registers; by chunks softcap, a user's function on scores, masks, and P = exp2(S - lse) to tensor
+    memory; p_ready; dP to registers; dS = P (dP - delta), times the slopes of what S went through, to tensor and to shared memory;
+    ds_ready.
 
     In a pair each CTA adds the dQ of half of the queries, and needs their dS for the keys of both: the warpgroup that has the other half
     sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has
@@ -41,13 +53,14 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     P goes nowhere without dV: p_ready then says that S has been read. dS goes to tensor memory for dK, to shared memory for dQ.
     """
     at = State(Slot(Int32(0), Int32(0)), Int32(0))
-    tiles, who = work.tiles, (half, thread)
-    for _ in cutlass.range(work.group, unroll=1):
+    tiles = work.tiles
+    for member in cutlass.range(work.group, unroll=1):
+        who = Who(half, thread, work.head * work.group + member)
         for tile in cutlass.range(tiles.begin, tiles.full_begin, unroll=1):
             at = visit(c, work, who, tile, at, True)
         for tile in cutlass.range(tiles.full_begin, tiles.full_end, unroll=1):
             at = visit(c, work, who, tile, at, False)
-        if const_expr(work.queries.right_limit is not None):
+        if const_expr(work.queries.right_limit is not None or c.modifiers.present):
             for tile in cutlass.range(tiles.full_end, tiles.end, unroll=1):
                 at = visit(c, work, who, tile, at, True)
 
@@ -60,11 +73,21 @@ class State(NamedTuple):
 
 
 @cute.jit
-def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: State, masked: cutlass.Constexpr[bool]) -> State:
+def visit(c: Context, work: Work, who: Who, tile: Int32, at: State, masked: cutlass.Constexpr[bool]) -> State:
     """One query tile; returns what comes next."""
+    first_query = tile * TMEM_LANES + who.half * QUERIES
+    key, seen = work.first_key + who.thread, []
+    batch, head = work.batch, who.head
+    if const_expr(c.modifiers.present):
+        # New to the compiler in every tile: what it would keep of them, the addresses of what functions read, would be spilled.
+        batch, head, key = opaque(batch), opaque(head), opaque(key)
+    first = batch, head, first_query, c.modifiers.existing(key, ALONG_KEYS, masked)
+    if const_expr(c.modifiers.mask is not None):
+        asked = [c.modifiers.moved(first, Int32(begin), ALONG_QUERIES, False) for begin in range(0, QUERIES, CHUNK)]
+        seen = [c.modifiers.seen(each, ALONG_QUERIES, masked) for each in asked]
     c.barriers.row_full.wait(at.slot.index, at.slot.phase)
     c.barriers.s_full.wait(0, at.phase)
-    P = probabilities(c, work, who, tile, at.slot.index, masked)
+    P = probabilities(c, work, who, (first, key), seen, at.slot.index, masked)
     if const_expr(c.config.needed.dv):
         c.barriers.p_ready.arrive(0)
     if const_expr(c.config.needed.scores):
@@ -74,10 +97,14 @@ def visit(c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, at: Sta
 
 @cute.jit
 def probabilities(
-    c: Context, work: Work, who: tuple[Int32, Int32], tile: Int32, slot: Int32, masked: cutlass.Constexpr[bool]
+    c: Context, work: Work, who: Who, where: tuple[Place, Int32], seen: list[Int32], slot: Int32, masked: cutlass.Constexpr[bool]
 ) -> cute.Tensor:
-    """P of this thread to tensor memory; returns it in float32, with softcap times the slope of the capping."""
-    half, thread = who
+    """P of this thread to tensor memory; returns it in float32, times the slopes of softcap and of a user's function on scores.
+
+    ``where`` is what users' functions are told of the first score, and the key, which need not exist. ``seen`` has, where there is a user's
+    mask, its words for each 32 queries.
+    """
+    (half, thread, _), (first, key) = who, where
     address, to = c.tmem + c.columns.S + half * QUERIES, c.tmem + c.columns.S + half * c.columns.second
     P = cute.make_rmem_tensor(QUERIES, Float32)
     load_columns(address, P, thread)
@@ -85,23 +112,35 @@ def probabilities(
         c.barriers.s_read.arrive(0)
     if const_expr(not c.config.needed.dv):  # nobody waits for P
         c.barriers.p_ready.arrive(0)
-    for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
-        part = cute.make_tensor(P.iterator + chunk * CHUNK, cute.make_layout(CHUNK))
-        slope = cute.make_rmem_tensor(CHUNK, Float32)
-        if const_expr(c.scalars.gain is not None):
-            for i in cutlass.range_constexpr(CHUNK):
+    modified, capping = c.modifiers.score is not None, c.scalars.gain is not None
+    size = MODIFIED_CHUNK if const_expr(modified) else CHUNK
+    for begin in cutlass.range_constexpr(0, QUERIES, size):
+        part = cute.make_tensor(P.iterator + begin, cute.make_layout(size))
+        slope = cute.make_rmem_tensor(size, Float32)
+        if const_expr(modified):
+            slope.fill(1.0)
+        if const_expr(capping):
+            for i in cutlass.range_constexpr(size):
                 part[i] = capped(part[i], c.scalars.gain)
                 slope[i] = 1.0 - 4.0 * part[i] * part[i]
+        if const_expr(modified):
+            at = c.modifiers.moved(first, Int32(begin), ALONG_QUERIES, False)
+            c.modifiers.change(part, at, ALONG_QUERIES, masked, slope)
         if const_expr(masked):
-            hide(c, work, thread, tile * TMEM_LANES + half * QUERIES + chunk * CHUNK, part)
-        lse, scale = statistic(c.shared.sLSE, half, chunk, slot), c.scalars.scale_log2
-        for i in cutlass.range_constexpr(0, CHUNK, 2):
+            hide(in_band(c, work, key, first[2] + begin), part)
+        if const_expr(c.modifiers.mask is not None):
+            hide(seen[begin // CHUNK] >> begin % CHUNK, part)
+        lse, scale = statistic(c.shared.sLSE, half, begin, size, slot), c.scalars.scale_log2
+        for i in cutlass.range_constexpr(0, size, 2):
             part[i], part[i + 1] = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
         part.store(cute.math.exp2(part.load(), fastmath=True))
         if const_expr(c.config.needed.dv):
-            store_columns(to + chunk * (CHUNK // 2), rounded(c, part), thread)
-        if const_expr(c.scalars.gain is not None):
-            for i in cutlass.range_constexpr(0, CHUNK, 2):
+            store_columns(to + begin // 2, rounded(c, part), thread)
+        if const_expr(modified):  # what is hidden has no gradient, whatever the slope is there
+            for i in cutlass.range_constexpr(size):
+                part[i] = part[i] * slope[i] if part[i] != 0.0 else part[i]
+        elif const_expr(capping):
+            for i in cutlass.range_constexpr(0, size, 2):
                 part[i], part[i + 1] = cute.arch.mul_packed_f32x2((part[i], part[i + 1]), (slope[i], slope[i + 1]))
     if const_expr(c.config.needed.dv):
         cute.arch.fence_view_async_tmem_store()
@@ -109,16 +148,16 @@ def probabilities(
 
 
 @cute.jit
-def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, phase: Int32) -> None:
+def dscores(c: Context, P: cute.Tensor, who: Who, slot: Int32, phase: Int32) -> None:
     """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
-    half, thread = who
+    half, thread, _ = who
     address, to = c.tmem + c.columns.dP + half * QUERIES, c.tmem + c.columns.dP + half * c.columns.second
     c.barriers.dp_full.wait(0, phase)
     words = cute.make_rmem_tensor(QUERIES // 2, Float32)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
         dS = cute.make_rmem_tensor(CHUNK, Float32)
         load_columns(address + chunk * CHUNK, dS, thread)
-        delta = statistic(c.shared.sDelta, half, chunk, slot)
+        delta = statistic(c.shared.sDelta, half, chunk * CHUNK, CHUNK, slot)
         for i in cutlass.range_constexpr(0, CHUNK, 2):
             at = chunk * CHUNK + i
             x, y = cute.arch.sub_packed_f32x2((dS[i], dS[i + 1]), (delta[i], delta[i + 1]))
@@ -140,9 +179,9 @@ def dscores(c: Context, P: cute.Tensor, who: tuple[Int32, Int32], slot: Int32, p
 
 
 @cute.jit
-def for_queries(c: Context, words: cute.Tensor, who: tuple[Int32, Int32], phase: Int32) -> None:
+def for_queries(c: Context, words: cute.Tensor, who: Who, phase: Int32) -> None:
     """DS of this thread to shared memory."""
-    half, thread = who
+    half, thread, _ = who
     if const_expr(c.config.cta_pair):
         c.barriers.dq_full.wait(0, phase ^ 1)
     part = half
@@ -156,26 +195,31 @@ def for_queries(c: Context, words: cute.Tensor, who: tuple[Int32, Int32], phase:
 
 
 @cute.jit
-def statistic(source: cute.Tensor, half: Int32, chunk: cutlass.Constexpr[int], slot: Int32) -> cute.Tensor:
+def statistic(source: cute.Tensor, half: Int32, begin: cutlass.Constexpr[int], size: cutlass.Constexpr[int], slot: Int32) -> cute.Tensor:
     """Lse or delta of a chunk of queries: the same for all threads."""
-    values = cute.make_rmem_tensor(CHUNK, Float32)
-    cute.autovec_copy(cute.local_tile(source[None, slot], (CHUNK,), (half * (QUERIES // CHUNK) + chunk,)), values)
+    values = cute.make_rmem_tensor(size, Float32)
+    cute.autovec_copy(cute.local_tile(source[None, slot], (size,), (half * (QUERIES // size) + begin // size,)), values)
     return values
 
 
 @cute.jit
 def rounded(c: Context, values: cute.Tensor) -> cute.Tensor:
     """A chunk in the dtype, two in a word."""
-    found = cute.make_rmem_tensor(CHUNK, c.dtype)
+    size = cute.size(values)
+    found = cute.make_rmem_tensor(size, c.dtype)
     found.store(values.load().to(c.dtype))
-    return cute.make_tensor(cute.recast_ptr(found.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
+    return cute.make_tensor(cute.recast_ptr(found.iterator, dtype=Float32), cute.make_layout(size // 2))
 
 
 @cute.jit
-def hide(c: Context, work: Work, thread: Int32, first_query: Int32, S: cute.Tensor) -> None:
-    """Set the scores of queries that do not see this thread's key to -inf: all of them where there is no such key."""
-    key = work.first_key + thread
+def in_band(c: Context, work: Work, key: Int32, first_query: Int32) -> Int32:
+    """Which of the 32 queries from ``first_query`` on see a key, a bit for each: none where there is no such key."""
     end = work.queries.end_key(key) if key < c.seqlens[1] else Int32(0)
-    visible = ~ones_from(end - first_query) & ones_from(work.queries.first_key(key) - first_query)
-    for i in cutlass.range_constexpr(CHUNK):
+    return ~ones_from(end - first_query) & ones_from(work.queries.first_key(key) - first_query)
+
+
+@cute.jit
+def hide(visible: Int32, S: cute.Tensor) -> None:
+    """Set the scores of queries to -inf but those that ``visible`` has a bit for."""
+    for i in cutlass.range_constexpr(cute.size(S)):
         S[i] = S[i] if visible & (1 << i if i < 31 else -(1 << 31)) != 0 else -Float32.inf

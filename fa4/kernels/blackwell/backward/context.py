@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
@@ -13,6 +14,7 @@ from fa4.kernels.blackwell.backward.pipelines import Barriers
 from fa4.kernels.blackwell.backward.storage import Shared
 from fa4.kernels.common.host import Limits
 from fa4.kernels.common.mask import Band, KeyTiles
+from fa4.kernels.common.modifier import Modifiers
 from fa4.kernels.common.score import ScoreScalars
 from fa4.schedule.device import TileOrder, tile_at
 
@@ -60,6 +62,7 @@ class Context:
     tiles: Tiles
     seqlens: tuple[Int32, Int32]
     scalars: ScoreScalars
+    modifiers: Modifiers
 
     @property
     def barriers(self) -> Barriers:
@@ -100,20 +103,20 @@ class Context:
         if const_expr(self.tiles.limits.left is not None and self.tiles.limits.right is not None):
             if Int32(self.tiles.limits.right) <= self.tiles.limits.left:  # no query sees a key, though some tile may look as if
                 end = begin
-        tiles = unmasked(queries, begin, end, first_key)
+        tiles = unmasked(queries, begin, end, first_key, self.modifiers.present)
         return Work(key_tile, first_key, head, batch, self.tiles.group, queries, tiles)
 
 
 @cute.jit
-def unmasked(queries: Band, begin: Int32, end: Int32, first_key: Int32) -> KeyTiles:
+def unmasked(queries: Band, begin: Int32, end: Int32, first_key: Int32, modified: cutlass.Constexpr[bool]) -> KeyTiles:
     """The query tiles from ``begin`` to ``end``, and which of them need no mask for the keys from ``first_key`` on.
 
-    Those whose queries all see all of the keys. Queries that do not exist need none, since their lse is +inf; where a key does not exist
-    all tiles need one.
+    Those whose queries all see all of the keys. Queries that do not exist need none, since their lse is +inf, but where scores are
+    ``modified`` users' functions might be asked about them; where a key does not exist all tiles need one.
     """
     seqlen_k, seqlen_q = queries.seqlen_q, queries.seqlen_k
     first_end = queries.end_key(first_key)
-    full_end = end if first_end >= seqlen_q else first_end // TMEM_LANES
+    full_end = first_end // TMEM_LANES if const_expr(modified) else end if first_end >= seqlen_q else first_end // TMEM_LANES
     full_begin = cute.ceil_div(queries.first_key(min(first_key + TMEM_LANES, seqlen_k) - 1), TMEM_LANES)
     full_end = min(max(full_end, begin), end)
     full_begin = min(max(full_begin, begin), full_end)

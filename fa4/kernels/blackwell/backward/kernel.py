@@ -15,6 +15,7 @@ from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
 from fa4.kernels.common.barrier import LEADER
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
+from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
 from fa4.kernels.common.tensor_memory import set_up, tear_down
 from fa4.kernels.common.tma import Source, Tma, by_head, kept_map, tile_layout
@@ -73,6 +74,7 @@ class BlackwellBackward:
         window_left: Int32 | None,
         window_right: Int32 | None,
         stream: cuda.CUstream,
+        *aux: cute.Tensor,
     ) -> None:
         """Launch on ``stream``.
 
@@ -93,6 +95,7 @@ class BlackwellBackward:
             window_left: likewise.
             window_right: likewise.
             stream: CUDA stream.
+            aux: as in the forward, what functions on scores read.
         """
         batch, seqlen_q, heads_q, _ = mQ.shape
         seqlen_k, heads_kv = mK.shape[1], mK.shape[2]
@@ -113,7 +116,8 @@ class BlackwellBackward:
             views = ((op, by_head(x, swizzle_columns(tile[1])), tile) for x, tile, op in moves)
             atoms = tuple(Tma(*cpasync.make_tiled_tma_atom(op, view, tile_layout(*tile, self.dtype), tile)) for op, view, tile in views)
             BlackwellBackward.kernel.set_name_prefix(self.name, remove_cutlass_symbol=True, keep_mangled_name=False)
-            numbers = softmax_scale, score_scalars(softmax_scale, softcap), Tiles(order, group, limits)
+            scalars = score_scalars(softmax_scale, softcap, self.problem.score_mod is not None, aux)
+            numbers = softmax_scale, scalars, Tiles(order, group, limits)
             self.kernel(atoms, Rows(mStatistics, mdQ, mSemaphore), *numbers).launch(
                 grid=[blocks * rows * config.cluster, 1, 1],
                 block=[THREADS, 1, 1],
@@ -135,7 +139,8 @@ class BlackwellBackward:
         start, rank = set_up(shared, config, warp == MMA)
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars)
+        user = modifiers(self.problem, scalars, seqlens)
+        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
             half = warp // 4

@@ -16,6 +16,7 @@ from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
 from fa4.kernels.blackwell.forward.pipelines import give_factor
 from fa4.kernels.common.mask import Band, ones_from
+from fa4.kernels.common.modifier import ALONG_KEYS
 from fa4.kernels.common.opaque import opaque, thread_index
 from fa4.kernels.common.score import capped
 from fa4.kernels.common.tensor_memory import load_columns, store_columns
@@ -88,7 +89,7 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
     asked = work.batch, query.head if query.exists else 0, query.position if query.exists else 0
     seen = []
     if const_expr(c.modifiers.mask is not None):
-        seen = [c.modifiers.seen(asked, first_key + begin, masked) for begin in range(0, c.config.tile_n, CHUNK)]
+        seen = [c.modifiers.seen((*asked, first_key + begin), ALONG_KEYS, masked) for begin in range(0, c.config.tile_n, CHUNK)]
     c.barriers.s_full.wait(stage, row.step & 1)
     load_columns(address, S, thread)
     if const_expr(c.scalars.gain is not None or c.modifiers.present or masked):
@@ -98,7 +99,7 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
                 for i in cutlass.range_constexpr(CHUNK):
                     part[i] = capped(part[i], c.scalars.gain)
             if const_expr(c.modifiers.score is not None):
-                c.modifiers.change(part, asked, first_key + chunk * CHUNK, masked)
+                c.modifiers.change(part, (*asked, first_key + chunk * CHUNK), ALONG_KEYS, masked)
             if const_expr(c.modifiers.mask is not None):
                 hide(seen[chunk], part)
             if const_expr(masked):
