@@ -50,7 +50,12 @@ ONE_CTA, PAIR = AttentionShape(2, 37, 150, 4, 2, 64), AttentionShape(1, 140, 150
     [
         (ONE_CTA, [examples.alibi], {"causal": True}),
         (AttentionShape(1, 150, 37, 1, 1, 64), [BENT, examples.same_document], {"softcap": 3.0, "deterministic": True}),
-        (PAIR, [BOUNDED, examples.same_document], {"window_size": (100, 20), "deterministic": True}),
+        pytest.param(
+            PAIR,
+            [BOUNDED, examples.same_document],
+            {"window_size": (100, 20), "deterministic": True},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["alibi", "bent", "pair"],
 )
@@ -87,6 +92,7 @@ def test_what_a_mask_hides_has_no_gradient():
         assert x[:, :90].any()
 
 
+@pytest.mark.slow
 def test_a_slope_of_what_is_hidden_does_not_matter():
     """NaN, here: by the root of a negative number."""
     run(AttentionShape(1, 70, 70, 1, 1, 64), torch.bfloat16, score_mod=ROOTED, window_size=(None, -2))
