@@ -37,11 +37,12 @@ def _check_rules(config: object, rules: dict[str, Rule]) -> None:
             raise ArgumentError(name, getattr(config, name), rule, remedy)
 
 
-def _register_rule(registers: tuple[int, int, int], remedy: str) -> Rule:
-    """Four warpgroups share the registers of an SM: two of the first role, one of the second, one of all others."""
+def _register_rule(registers: tuple[int, int, int], remedy: str, firsts: int = 2) -> Rule:
+    """Four warpgroups share the registers of an SM: ``firsts`` of the first role, one of the second, the rest of others."""
     first, second, other = registers
-    used = 4 * WARP * (2 * first + second + other)
-    rule = f"128 x (2 x {first} + {second} + {other}) = {used} of 65536, each a multiple of 8 from 24 to 256"
+    used = 4 * WARP * (firsts * first + second + (3 - firsts) * other)
+    others = f"{other}" if firsts == 2 else f"2 x {other}"
+    rule = f"128 x ({firsts} x {first} + {second} + {others}) = {used} of 65536, each a multiple of 8 from 24 to 256"
     return used <= 65536 and all(count % 8 == 0 and 24 <= count <= 256 for count in registers), rule, remedy
 
 
@@ -187,7 +188,7 @@ class BlackwellForwardConfig:
     """Tiles and budgets of the Blackwell forward kernel.
 
     ``q_tiles`` tiles of 128 queries per CTA take turns on the tensor cores; ``tile_n`` keys per tile; ``stages`` tiles of K or V in the
-    ring; ``registers`` per thread of the softmax, correction and other warps. A row's reference moves when a score exceeds it by more than
+    ring; ``registers`` per thread of the softmax, correction and other warps, idle ones of a single query tile included. A row's reference moves when a score exceeds it by more than
     ``rescale_threshold`` (log2 units; 0: at every growth). ``rescale`` says how O follows: "branch" skips the multiplication where no row
     of a warp moved, "select" multiplies by 1 there, without a vote or a branch. With ``o_over_q`` O leaves through the shared memory of Q.
     ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
@@ -223,7 +224,7 @@ class BlackwellForwardConfig:
             "stages": (self.stages >= 2, "K and V of a tile are in the ring at once", "use 2 or more"),
             "q_tiles": (self.q_tiles in (1, 2), "tensor memory holds S and O of at most two tiles", "use 1 or 2"),
             "tile_n": (self.tile_n == 128, "P is stored in quarters of 32 keys", "use 128"),
-            "registers": _register_rule(self.registers, "for example (192, 80, 48)"),
+            "registers": _register_rule(self.registers, "for example (192, 80, 48)", self.q_tiles),
             "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
             "v_apart": (not self.v_apart or (self.stages == 3 and not self.cta_pair), "K has two slots and V one", "use stages=3, no pair"),
             "ctas": (self.ctas >= 1 and self.ctas % self.cluster == 0, "a grid is whole clusters", f"use a multiple of {self.cluster}"),

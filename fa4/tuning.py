@@ -161,6 +161,8 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     masked = problem.causal or any(problem.window)
     row = BlackwellForwardConfig(2, q_tiles=min(queries.tiles, 2), pack_heads=queries.pack_heads, exp2=exp2_policy(problem, arch))
     row = replace(row, ctas=int(arch.sm_count) // 2 * 2, l2_budget=int(arch.l2) // 2)
+    if row.q_tiles == 1:  # softmax has the registers of a warpgroup that has no tile; with 192 a window on both sides spills
+        row = replace(row, registers=(240, 80, 48))
     if _pays_pair(problem, queries):
         row = replace(row, cta_pair=True)
     row = with_stages(row, d, dv)

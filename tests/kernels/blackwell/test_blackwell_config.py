@@ -176,6 +176,7 @@ def test_refusals_show_their_arithmetic(dims, reason):
         ({"q_tiles": 0}, "q_tiles", "use 1 or 2"),
         ({"tile_n": 64}, "tile_n", "use 128"),
         ({"registers": (200, 80, 48)}, "registers", r"128 x \(2 x 200 \+ 80 \+ 48\) = 67584 of 65536"),
+        ({"registers": (256, 208, 48), "q_tiles": 1}, "registers", r"128 x \(1 x 256 \+ 208 \+ 2 x 48\) = 71680 of 65536"),
         ({"registers": (190, 80, 48)}, "registers", "each a multiple of 8 from 24 to 256"),
         ({"registers": (192, 80, 16)}, "registers", "each a multiple of 8 from 24 to 256"),
         ({"rescale_threshold": -1.0}, "rescale_threshold", "use 0 to 8"),

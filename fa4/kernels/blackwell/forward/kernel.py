@@ -135,14 +135,20 @@ class BlackwellForward:
         user = modifiers(self.problem, scalars, seqlens)
         c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
         if warp < 8:
-            cute.arch.setmaxregister_increase(config.registers[0])
-            if const_expr(tiles.limits.left is None and user.score is None):
-                if warp < 4 * config.q_tiles:
+            if const_expr(config.q_tiles == 1):
+                if warp < 4:
+                    cute.arch.setmaxregister_increase(config.registers[0])
+                    softmax.run(c, mLSE, Int32(0), thread)
+                else:  # idle
+                    cute.arch.setmaxregister_decrease(config.registers[2])
+            else:
+                cute.arch.setmaxregister_increase(config.registers[0])
+                if const_expr(tiles.limits.left is None and user.score is None):
                     softmax.run(c, mLSE, warp // 4, thread)
-            else:  # a copy for each query tile: with both bounds, or scores that change, its number would be one register too many
-                for stage in cutlass.range_constexpr(config.q_tiles):
-                    if warp // 4 == stage:
-                        softmax.run(c, mLSE, Int32(stage), thread)
+                else:  # a copy for each query tile: with both bounds, or scores that change, its number would be one register too many
+                    for stage in cutlass.range_constexpr(config.q_tiles):
+                        if warp // 4 == stage:
+                            softmax.run(c, mLSE, Int32(stage), thread)
         elif warp < 12:
             cute.arch.setmaxregister_decrease(config.registers[1])
             correction.run(c, mO, thread)
