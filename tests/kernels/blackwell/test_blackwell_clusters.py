@@ -37,7 +37,8 @@ def configured(masked=True, **fields):
     """A function of the inputs: as tuned, but for the fields, and as many stages as fit unless one of them."""
 
     def configure(inputs):
-        config = replace(tuned(inputs, masked), **{"cta_pair": False, "v_apart": False, **fields})
+        registers = {"registers": (240, 80, 48)} if fields.get("q_tiles") == 1 else {}  # as tuned for one query tile
+        config = replace(tuned(inputs, masked), **{"cta_pair": False, "v_apart": False, **registers, **fields})
         return config if "stages" in fields else with_stages(config, inputs.q.shape[3], inputs.v.shape[3])
 
     return configure
