@@ -188,7 +188,7 @@ def supports(
         window_size=window_size,
         softcap=softcap,
         deterministic=deterministic,
-        functions=modifiers.backward_functions if direction == "backward" else modifiers.functions,
+        functions=modifiers.functions_for(direction),
     )
     return dispatch.support(problem, backend, arch)
 

@@ -174,6 +174,8 @@ class PostprocessConfig:
         _check_row_threads(self.threads)
 
 
+STAY = ("persistent", "dynamic")
+"""Those of ``fa4.schedule.ORDERS`` in which a CTA computes several tiles."""
 PAIR_COLUMNS = 32
 """N of ``tcgen05.mma`` with ``cta_group::2`` and M = 256 is a multiple of this (PTX ISA, "Matrix shape")."""
 TMEM_COLUMNS = 512
@@ -354,11 +356,7 @@ class BlackwellBackwardConfig:
             "stages": (self.stages in (1, 2), "S of the next tile is computed before dK of this one, and no more", "use 1 or 2"),
             "cta_pair": (not self.cta_pair or self.stages == 1, "S and dK of a pair have halves of Q of their own", "use stages=1"),
             "registers": _register_rule(self.registers, "for example (144, 152, 72)"),
-            "order": (
-                self.order not in ("persistent", "dynamic"),
-                "K and V of a CTA stay where dK and dV leave from",
-                "use 'single', 'lpt' or 'spt'",
-            ),
+            "order": (self.order not in STAY, "K and V of a CTA stay where dK and dV leave from", "use 'single', 'lpt' or 'spt'"),
         }
         _check_rules(self, rules)
 

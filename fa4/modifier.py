@@ -171,9 +171,10 @@ class Modifiers:
         """What a forward kernel is compiled with."""
         return (self.score.for_kernels() if self.score else None), (self.mask.for_kernels() if self.mask else None)
 
-    @property
-    def backward_functions(self) -> DeviceFunctions:
-        """What a backward kernel is compiled with."""
+    def functions_for(self, direction: str) -> DeviceFunctions:
+        """What a kernel of this direction is compiled with."""
+        if direction != "backward":
+            return self.functions
         return (self.score.for_backward() if self.score else None), (self.mask.for_backward() if self.mask else None)
 
     @property

@@ -26,7 +26,7 @@ from fa4.tuning import config
 
 def key(score=None, mask=None, arch="sm_100a", direction="forward"):
     modifiers = Modifiers(score, mask)
-    functions = modifiers.backward_functions if direction == "backward" else modifiers.functions
+    functions = modifiers.functions_for(direction)
     problem = AttentionProblem.of(direction, "bfloat16", (64, 64), (None, 0), 0.0, False, functions)
     return kernel_key(problem, config(problem, get_arch(arch)), arch)
 

@@ -184,7 +184,7 @@ def inspect(
         softcap=softcap,
         deterministic=deterministic,
         operations=OPERATIONS,
-        functions=modifiers.backward_functions if direction == "backward" else modifiers.functions,
+        functions=modifiers.functions_for(direction),
     )
     support = dispatch.kernel_support(problem, arch)
     if not support:

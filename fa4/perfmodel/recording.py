@@ -21,9 +21,6 @@ TILES = 3
 _BACKWARD_TILE = 128
 """Queries, and keys of a CTA."""
 
-STAY = ("persistent", "dynamic")
-"""Orders in which a CTA computes several tiles."""
-
 MASKED_TILES = 6
 """Query tiles of the triangle from which the costs of a causal problem follow; the first, the fourth and the last are replayed."""
 
@@ -97,7 +94,7 @@ def record(request: Request, config: Any = None) -> Recording:
     from fa4 import dispatch, tuning
     from fa4.arch import get_arch
     from fa4.compiler import get
-    from fa4.config import AmpereForwardConfig, BlackwellBackwardConfig, BlackwellForwardConfig
+    from fa4.config import STAY, AmpereForwardConfig, BlackwellBackwardConfig, BlackwellForwardConfig
     from fa4.problem import AttentionProblem
 
     arch = get_arch(request.arch)

@@ -69,7 +69,7 @@ def attention_backward(saved: Saved, options: AttentionOptions, arch: str, execu
     functions: DeviceFunctions = (None, None)
     if options.modifiers is not None:
         options.modifiers.check_derivative()
-        functions = options.modifiers.backward_functions
+        functions = options.modifiers.functions_for("backward")
     q, k, v = saved.q, saved.k, saved.v
     batch, seqlen, heads, head_dim = q.shape
     needed = Needed(*saved.needed)

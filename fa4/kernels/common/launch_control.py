@@ -10,14 +10,10 @@ ANSWER_BYTES = 16
 
 # Of a request that failed the first CTA may not be asked for.
 _READ = (
-    (
-        "{{ .reg .b64 low, high; .reg .b128 answer; .reg .pred found; "
-        "ld.shared.v2.b64 {{low, high}}, [{$r0}]; mov.b128 answer, {{low, high}}; "
-        "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 found, answer; mov.b32 {$w0}, -1; "
-        "@found clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 {$w0}, answer; }}"
-    )
-    .replace("{{", "{")
-    .replace("}}", "}")
+    "{ .reg .b64 low, high; .reg .b128 answer; .reg .pred found; "
+    "ld.shared.v2.b64 {low, high}, [{$r0}]; mov.b128 answer, {low, high}; "
+    "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 found, answer; mov.b32 {$w0}, -1; "
+    "@found clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 {$w0}, answer; }"
 )
 
 
