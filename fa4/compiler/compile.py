@@ -14,6 +14,7 @@ from typing import Any
 
 import fa4
 from fa4 import dispatch
+from fa4._collector import no_collection
 from fa4.compiler import toolchain
 from fa4.compiler.artifact import Artifact, Dim3, Kernel, Launch
 from fa4.compiler.cubin import parse_cubin, parse_ptxas_log
@@ -51,7 +52,7 @@ def compile_kernel(problem: AttentionProblem, config: Any, arch: str, line_info:
     tools = toolchain.current()
     if tools.machine not in toolchain.HOST_TARGETS:
         raise CompileError(f"host code for {tools.machine} is not supported; compile on one of {', '.join(toolchain.HOST_TARGETS)}")
-    with _LOCK, tempfile.TemporaryDirectory(prefix="fa4-") as folder:
+    with _LOCK, tempfile.TemporaryDirectory(prefix="fa4-") as folder, no_collection():
         try:
             return _compile(problem, config, Target(arch, source, toolchain.options(line_info)), Path(folder))
         except Fa4Error:
@@ -79,6 +80,7 @@ def _compile(problem: AttentionProblem, config: Any, target: Target, folder: Pat
         kernel,
         *kernel.compile_arguments(),
         options=f"{target.options} {where}",
+        no_jit_engine=True,  # the host code is exported and loaded from the artifact; nothing runs this process's copy
         trace_finalize_hooks=lambda _owner, traced, _name: facts.update(_launch_facts(traced)),
     )
     ptx, cubin = compiled.__ptx__, compiled.__cubin__

@@ -8,8 +8,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
+from fa4._collector import no_collection
 from fa4.vgpu import syntax
-from fa4.vgpu.collector import no_collection
 from fa4.vgpu.errors import LaunchError, PtxSyntaxError
 from fa4.vgpu.lexer import integer, is_float
 from fa4.vgpu.parser import parse

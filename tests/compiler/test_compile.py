@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -62,6 +63,20 @@ def test_resources_agree_with_what_ptxas_and_the_ptx_say(artifact, with_lines):
     sizes = re.findall(r"\.param \.align \d+ \.b8 \w+\[(\d+)\]|\.param \.(?:u|f|b)(\d+)", artifact.ptx)
     assert [p.size for p in resources.parameters] == [int(array or int(scalar) // 8) for array, scalar in sizes]
     assert (kernel.launch.block, kernel.launch.cluster, kernel.launch.grid, kernel.launch.dynamic_shared) == ((128, 1, 1), None, None, 512)
+
+
+@compiling
+def test_nothing_is_made_that_nobody_uses(monkeypatch):
+    """No copy of the host code for this process, whatever this machine's GPU; and no search for garbage among what stays."""
+    from cutlass.base_dsl.compiler import Compiler
+
+    on, compile_module = [], Compiler.compile
+    monkeypatch.setattr(Compiler, "jit", lambda *_, **__: pytest.fail("host code was generated twice"))
+    monkeypatch.setattr(Compiler, "compile", lambda *args, **named: on.append(gc.isenabled()) or compile_module(*args, **named))
+    gc.enable()
+    assert compile_kernel(toy_problem(), ToyConfig(threads=32), "sm_100a").host_object
+    assert on == [False]
+    assert gc.isenabled()
 
 
 @compiling

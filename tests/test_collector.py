@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from fa4._collector import no_collection
 from fa4.vgpu import Program, PtxSyntaxError, program
-from fa4.vgpu.collector import no_collection
 
 
 @pytest.fixture(autouse=True)
