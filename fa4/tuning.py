@@ -166,9 +166,9 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     if _pays_pair(problem, queries):
         row = replace(row, cta_pair=True)
     row = with_stages(row, d, dv)
-    # Tiles of equal length are shared out evenly, and the end of one overlaps the beginning of the next; unequal ones go to whoever is
-    # free, longest first.
-    return replace(row, order="lpt" if masked else "persistent")
+    # The end of a tile overlaps the beginning of the next. Tiles of equal length are shared out evenly; unequal ones go to whoever is free,
+    # longest first.
+    return replace(row, order="dynamic" if masked else "persistent")
 
 
 def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> BlackwellBackwardConfig:

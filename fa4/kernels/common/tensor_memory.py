@@ -17,8 +17,8 @@ LANE = 1 << 16
 
 
 @cute.jit
-def set_up(shared: Any, config: cutlass.Constexpr[Any], by: Boolean) -> tuple[cute.Pointer, Int32]:
-    """All columns, and the rank of the CTA in its cluster. Warp ``by`` initialises the barriers of ``shared`` and allocates.
+def set_up(shared: Any, config: cutlass.Constexpr[Any], by: Boolean) -> Int32:
+    """The rank of the CTA in its cluster. Warp ``by`` initialises the barriers of ``shared`` and allocates all columns, from address 0 on.
 
     No CTA of a pair goes on, to signal the other, before both have their barriers and tensor memory.
     """
@@ -28,17 +28,25 @@ def set_up(shared: Any, config: cutlass.Constexpr[Any], by: Boolean) -> tuple[cu
         cute.arch.mbarrier_init_fence()
         cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
     sync_cluster(config.cluster)
-    start = cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address)
-    rank = cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
-    return start, rank
+    return cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
 
 
 @cute.jit
-def tear_down(start: cute.Pointer, config: cutlass.Constexpr[Any], by: Boolean) -> None:
+def first_column(shared: Any) -> Int32:
+    """Its address, 0, as it was allocated: for products, whose addresses the compiler takes from registers.
+
+    A sum with what it cannot know is worked out once; a number it knows is moved to its register again before each product.
+    """
+    return Int32(cute.arch.retrieve_tmem_ptr(Float32, 16, shared.tmem_address).toint())
+
+
+@cute.jit
+def tear_down(config: cutlass.Constexpr[Any], by: Boolean) -> None:
     """What ``set_up`` allocated is free. No CTA of a pair leaves while the other may signal it."""
     sync_cluster(config.cluster)
     if by:
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)
+        start = cute.make_ptr(Float32, 0, cute.AddressSpace.tmem, assumed_align=16)
         cute.arch.dealloc_tmem(start, TMEM_COLUMNS, is_two_cta=config.cta_pair)
 
 

@@ -54,7 +54,7 @@ def test_what_decides(d, data):
     assert found == blackwell_forward_config(AttentionProblem("forward", "float16", d, d, causal=masked), ARCHS[0])
     plain = blackwell_forward_config(AttentionProblem("forward", "float16", d, d), ARCHS[0])  # below D 128 without pairs
     assert (found.stages, found.q_tiles, found.tile_n, found.o_over_q) == (plain.stages, plain.q_tiles, plain.tile_n, plain.o_over_q)
-    assert found.order == ("lpt" if masked else "persistent")
+    assert found.order == ("dynamic" if masked else "persistent")
 
 
 @given(q_tiles=st.sampled_from([1, 2]), dv=st.sampled_from(HEAD_DIMS[:16]))

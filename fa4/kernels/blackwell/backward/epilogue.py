@@ -49,7 +49,7 @@ def finish(
         values = cute.make_rmem_tensor(size, Float32)
         values.fill(0.0)
         if work.steps > 0:
-            load_columns(c.tmem + column + half * columns + at, values, thread)
+            load_columns(column + half * columns + at, values, thread)
         result = cute.make_rmem_tensor(size, c.dtype)
         result.store((values.load() * factor).to(c.dtype))
         for i in cutlass.range_constexpr(size // 8):

@@ -136,11 +136,11 @@ class BlackwellBackward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
         shared = allocate(config, self.head_dims, self.dtype)
-        start, rank = set_up(shared, config, warp == MMA)
+        rank = set_up(shared, config, warp == MMA)
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
         user = modifiers(self.problem, scalars, seqlens)
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
+        c = Context(config, self.head_dims, self.dtype, shared, rank, tiles, seqlens, scalars, user)
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
             half = warp // 4
@@ -167,4 +167,4 @@ class BlackwellBackward:
             elif warp == RELAY:
                 if const_expr(config.cta_pair and config.needed.dq):
                     exchange.relay(c, c.work())
-        tear_down(start, config, warp == MMA)
+        tear_down(config, warp == MMA)

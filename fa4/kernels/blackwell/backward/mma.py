@@ -14,6 +14,7 @@ from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.backward.storage import tile_shapes
 from fa4.kernels.common.barrier import Slot, commit, following, tell
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
+from fa4.kernels.common.tensor_memory import first_column
 
 TILE = TMEM_LANES
 """Queries, and keys, of a tile."""
@@ -38,8 +39,9 @@ class Operand:
 
 @dataclass(frozen=True)
 class Products:
-    """The instruction of S, which may negate K, and operands, those of a pair's gradients last. Without a pair Qt is Q, and so on."""
+    """The address of the first column, the instruction of S, which may negate K, and operands, those of a pair's gradients last. Without a pair Qt is Q, and so on."""
 
+    tmem: Int32
     kq: Int32
     K: Operand
     V: Operand
@@ -65,7 +67,7 @@ def scores(c: Context, p: Products, state: State) -> None:
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(p.K.shape[1] // K_STEP):
             a, b = p.K.step(k, False), p.Q.step(k, False, state.slot.index)
-            multiply_ss(c.tmem + c.columns.S, a, b, p.kq, Int32(k > 0), c.config.cluster)
+            multiply_ss(p.tmem + c.columns.S, a, b, p.kq, Int32(k > 0), c.config.cluster)
         tell(c, c.barriers.s_full.at(0))
         if const_expr(c.config.cta_pair):
             tell(c, c.barriers.q_empty.at(0))
@@ -79,7 +81,7 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
         how = Int32(instruction(c.dtype, c.tile_n, TILE))
         with cute.arch.elect_one():
             for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
-                multiply_ss(c.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0), c.config.cluster)
+                multiply_ss(p.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0), c.config.cluster)
             tell(c, c.barriers.dp_full.at(0))
             if const_expr(c.config.cta_pair or last_of_dout(c) == "dP"):
                 tell(c, c.barriers.do_empty.at(0))
@@ -106,7 +108,7 @@ def dvalues(c: Context, p: Products, state: State) -> None:
             b.dot_full.wait(0, state.step & 1)
         elif const_expr(not c.config.needed.scores):
             b.do_full.wait(0, state.step & 1)
-        transposed(c, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1])), p.dOt, 0, state.step)
+        transposed(c, p, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1])), p.dOt, 0, state.step)
         if const_expr(c.config.cta_pair):
             commit(c, b.dot_empty.at(0))
         elif const_expr(last_of_dout(c) == "dV"):
@@ -121,7 +123,7 @@ def dkeys(c: Context, p: Products, state: State) -> None:
     if const_expr(c.config.needed.dk):
         if const_expr(c.config.cta_pair):
             c.barriers.qt_full.wait(0, state.step & 1)
-        transposed(c, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0])), p.Qt, state.slot.index, state.step)
+        transposed(c, p, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0])), p.Qt, state.slot.index, state.step)
         commit(c, rows_empty(c, state))
 
 
@@ -131,7 +133,9 @@ def rows_empty(c: Context, state: State) -> cute.Pointer:
 
 
 @cute.jit
-def transposed(c: Context, columns: cutlass.Constexpr[tuple[int, int, int]], b: Operand, slot: Int32 | int, step: Int32) -> None:
+def transposed(
+    c: Context, p: Products, columns: cutlass.Constexpr[tuple[int, int, int]], b: Operand, slot: Int32 | int, step: Int32
+) -> None:
     """D (+)= A B of ``columns`` (where D is, where A is, how many D has): A (keys, queries) in two parts of 64 queries."""
     to, a, n = columns
     how = Int32(instruction(c.dtype, c.tile_n, n, b_along_rows=True))
@@ -140,7 +144,7 @@ def transposed(c: Context, columns: cutlass.Constexpr[tuple[int, int, int]], b: 
         for k in cutlass.range_constexpr(2 * half):
             keep = Int32(step > 0) if const_expr(k == 0) else Int32(1)
             at = a + k // half * c.columns.second + k % half * (K_STEP // 2)
-            multiply_ts(c.tmem + to, c.tmem + at, b.step(k, True, slot), how, keep, c.config.cluster)
+            multiply_ts(p.tmem + to, p.tmem + at, b.step(k, True, slot), how, keep, c.config.cluster)
 
 
 @cute.jit
@@ -151,7 +155,7 @@ def dqueries(c: Context, p: Products, state: State) -> None:
         c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
         with cute.arch.elect_one():
             for k in cutlass.range_constexpr(c.tile_n // K_STEP):
-                multiply_ss(c.tmem + c.columns.dQ, p.dS.step(k, True), p.Kt.step(k, True), how, Int32(k > 0), c.config.cluster)
+                multiply_ss(p.tmem + c.columns.dQ, p.dS.step(k, True), p.Kt.step(k, True), how, Int32(k > 0), c.config.cluster)
             tell(c, c.barriers.dq_full.at(0))
             if const_expr(last_of_rows(c) == "dQ"):
                 tell(c, rows_empty(c, state))
@@ -195,7 +199,7 @@ def run(c: Context, work: Work) -> None:
     more, dS = (firsts[2], firsts[3], firsts[0]), (TILE, TILE)
     if const_expr(c.config.cta_pair):
         more, dS = ((shared.sQt, shapes.Qt), (shared.sdOt, shapes.dOt), (shared.sKt, shapes.Kt)), (c.tile_n, TILE // 2)
-    p = Products(kq, *(Operand.of(*tile) for tile in (*firsts, *more, (shared.sdS, dS))))
+    p = Products(first_column(c.shared), kq, *(Operand.of(*tile) for tile in (*firsts, *more, (shared.sdS, dS))))
     if work.steps > 0:
         c.barriers.k_full.wait(0, 0)
         if const_expr(c.config.cta_pair):

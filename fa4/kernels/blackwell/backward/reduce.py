@@ -93,7 +93,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
         size = at_once & -at_once  # a load takes a power of two
         for part in cutlass.range_constexpr(0, at_once, size):
             values = cute.make_tensor(dQ.iterator + part, cute.make_layout(size))
-            load_columns(c.tmem + c.columns.dQ + first + part, values, warp * WARP + lane)
+            load_columns(c.columns.dQ + first + part, values, warp * WARP + lane)
         if const_expr(first + at_once == d):
             c.barriers.dq_empty.arrive(0)
         if const_expr(first == 0 and turn is not None):

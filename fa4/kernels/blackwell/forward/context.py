@@ -61,13 +61,12 @@ class Tiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a role needs. ``tmem`` is the address of the first column, ``rank`` that of the CTA in its cluster."""
+    """Everything a role needs. ``rank`` is that of the CTA in its cluster."""
 
     config: BlackwellForwardConfig
     head_dims: tuple[int, int]
     dtype: Any
     shared: Shared
-    tmem: Int32
     rank: Int32
     tiles: Tiles
     seqlens: tuple[Int32, Int32]

@@ -7,15 +7,20 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, const_expr
 from cutlass.cute.nvgpu import cpasync
 
-from fa4.config import TMEM_LANES, blackwell_columns, padded_head_dim
+from fa4.config import TMEM_LANES, BlackwellForwardConfig, blackwell_columns, padded_head_dim
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.pipelines import take_factor
 from fa4.kernels.blackwell.forward.storage import tile_shapes
 from fa4.kernels.common.opaque import thread_index
 from fa4.kernels.common.tensor_memory import load_columns, store_columns
 
-RESCALED, FINISHED = 64, 32
-"""Columns of O in registers at a time: what is rounded needs registers twice."""
+FINISHED = 32
+"""Columns of O in registers at a time, where they are divided and rounded, which needs registers twice."""
+
+
+def rescaled(config: BlackwellForwardConfig) -> int:
+    """The same where they are rescaled. With 64 ptxas spills in a softmax that emulates all of its exponentials, with 32 it does not."""
+    return 32 if config.exp2.share == 1 else 64
 
 
 def chunks_of(columns: int, most: int) -> list[tuple[int, int]]:
@@ -88,8 +93,8 @@ def clear(row: cute.Tensor) -> None:
 @cute.jit
 def rescale(c: Context, stage: cutlass.Constexpr[int], thread: Int32, factor: Float32) -> None:
     """O times ``factor``, in tensor memory."""
-    address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
-    for at, size in chunks_of(padded_head_dim(c.head_dims[1]), RESCALED):
+    address = Int32(blackwell_columns(c.config, c.head_dims[1]).O[stage])
+    for at, size in chunks_of(padded_head_dim(c.head_dims[1]), rescaled(c.config)):
         O = cute.make_rmem_tensor(size, Float32)
         load_columns(address + at, O, thread)
         for i in cutlass.range_constexpr(0, size, 2):
@@ -101,7 +106,7 @@ def rescale(c: Context, stage: cutlass.Constexpr[int], thread: Int32, factor: Fl
 @cute.jit
 def finish(c: Context, stage: cutlass.Constexpr[int], thread: Int32, total: Float32) -> None:
     """O divided by the row's sum, rounded, to shared memory; 0 in a row that saw no key, whatever O holds."""
-    address = c.tmem + blackwell_columns(c.config, c.head_dims[1]).O[stage]
+    address = Int32(blackwell_columns(c.config, c.head_dims[1]).O[stage])
     row = thread_index() % TMEM_LANES  # read again: addresses that follow from it are worked out here, not kept in registers
     inverse = cute.arch.rcp_approx(total)
     for at, size in chunks_of(padded_head_dim(c.head_dims[1]), FINISHED):

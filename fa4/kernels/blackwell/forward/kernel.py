@@ -129,11 +129,11 @@ class BlackwellForward:
         if warp == LOAD:
             for x in (Q, K, V, O):
                 cpasync.prefetch_descriptor(x.atom)
-        start, rank = set_up(shared, config, warp == MMA)
+        rank = set_up(shared, config, warp == MMA)
 
         seqlens = mO.shape[1], K.tensor.shape[0]
         user = modifiers(self.problem, scalars, seqlens)
-        c = Context(config, self.head_dims, self.dtype, shared, Int32(start.toint()), rank, tiles, seqlens, scalars, user)
+        c = Context(config, self.head_dims, self.dtype, shared, rank, tiles, seqlens, scalars, user)
         if warp < 8:
             if const_expr(config.q_tiles == 1):
                 if warp < 4:
@@ -166,4 +166,4 @@ class BlackwellForward:
                 load.run(c, *sources)
             elif warp == EPILOGUE:
                 correction.store(c, O.atom, O.tensor)
-        tear_down(start, config, warp == MMA)
+        tear_down(config, warp == MMA)

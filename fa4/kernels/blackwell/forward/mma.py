@@ -15,6 +15,7 @@ from fa4.kernels.blackwell.forward.ring import next_key_slot, value_slot
 from fa4.kernels.blackwell.forward.storage import query_tile_elements, slot_elements, tile_shapes
 from fa4.kernels.common.barrier import Slot, commit, tell
 from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
+from fa4.kernels.common.tensor_memory import first_column
 
 FULL = 0
 """The parity that waits for slots begin with, that of the first phase."""
@@ -24,13 +25,14 @@ EARLY = 3 / 4
 
 @dataclass(frozen=True)
 class Products:
-    """Descriptors of the operands in their first slots, and of the instructions."""
+    """Descriptors of the operands in their first slots, and of the instructions; the address of the first column."""
 
     Q: Int64
     K: Int64
     V: Int64
     qk: Int32
     pv: Int32
+    tmem: Int32
 
 
 def slot_distance(c: Context) -> int:
@@ -42,7 +44,7 @@ def slot_distance(c: Context) -> int:
 def scores(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: Int32) -> None:
     """S = Q K^T of one query tile; then s_full."""
     d = padded_head_dim(c.head_dims[0])
-    to = c.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
+    to = products.tmem + blackwell_columns(c.config, c.head_dims[1]).S[stage]
     a = products.Q + stage * (query_tile_elements(c.config, c.head_dims)[0] * ELEMENT_BYTES >> 4)
     b = products.K + Int64(slot * slot_distance(c))
     rows = tile_shapes(c.config, c.head_dims).K[0]
@@ -58,7 +60,7 @@ def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
     """O += P V of one query tile, or O = P V where ``first`` is 1, as P becomes ready."""
     columns = blackwell_columns(c.config, c.head_dims[1])
     shape, steps = tile_shapes(c.config, c.head_dims).V, c.config.tile_n // K_STEP
-    to, a = c.tmem + columns.O[stage], c.tmem + columns.S[stage]
+    to, a = products.tmem + columns.O[stage], products.tmem + columns.S[stage]
     b = products.V + Int64(slot * slot_distance(c))
     early = int(steps * EARLY)
     for begin, end, barrier in ((0, early, c.barriers.p_ready), (early, steps, c.barriers.p_last)):
@@ -100,6 +102,7 @@ def run(c: Context) -> None:
         descriptor(c.shared.sV.iterator.toint(), *shapes.V),
         qk,
         Int32(instruction(c.dtype, rows, shapes.O[1], True)),
+        first_column(c.shared),
     )
     each_tile(c, visit, State(Slot(Int32(0), Int32(FULL)), Int32(0), Int32(0)), products)
 

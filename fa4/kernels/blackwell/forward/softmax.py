@@ -81,7 +81,7 @@ def visit(c: Context, work: Work, state: State, mLSE: cute.Tensor, stage: Int32,
 @cute.jit
 def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row: Row, masked: cutlass.Constexpr[bool]) -> Row:
     """One key tile."""
-    address = c.tmem + stage * c.config.tile_n  # blackwell_columns(...).S
+    address = stage * c.config.tile_n  # blackwell_columns(...).S
     S = cute.make_rmem_tensor(c.config.tile_n, Float32)
     first_key = tile * c.config.tile_n
     query = c.query(work, stage * TMEM_LANES + thread)
