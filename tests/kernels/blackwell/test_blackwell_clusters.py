@@ -182,6 +182,7 @@ SETTINGS = {
     "two stages": {"stages": 2},
     "O over Q": {"o_over_q": True, "stages": 4},
     "single order": {"order": "single"},
+    "lpt order": {"order": "lpt"},
     "registers": {"registers": (184, 88, 56)},
 }
 
