@@ -39,7 +39,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Products:
-    """The address of the first column, the instruction of S, which may negate K, and operands, those of a pair's gradients last. Without a pair Qt is Q, and so on."""
+    """The address of the first column, how S is multiplied (K may be negated), operands; without a pair Qt is Q, and so on."""
 
     tmem: Int32
     kq: Int32
