@@ -18,13 +18,13 @@ def _bent_gradient(dscore, score, batch, head, q_index, k_index, weight):
     return dscore * (1.0 + 0.2 * weight[head, q_index % 3] * score)
 
 
-@cute.jit
-def _wrong_gradient(dscore, score, batch, head, q_index, k_index, weight):
-    return dscore * (1.0 + 0.1 * weight[head, q_index % 3] * score)
-
-
 def _bent_twin(score, batch, head, q_index, k_index, weight):
     return score + 0.1 * weight[head, q_index % 3] * score * score
+
+
+def _other_twin(score, batch, head, q_index, k_index, weight):
+    half = 0.05 * weight[head, q_index % 3] * score * score
+    return score + half + half.detach()
 
 
 @cute.jit
@@ -60,6 +60,6 @@ def _rooted_twin(score, batch, head, q_index, k_index):
 
 
 BENT = fa4.score_mod("kernel bent", device=_bent, torch=_bent_twin, grad=_bent_gradient, aux={"weight": "float32[Hq, 3]"})
-WRONG = fa4.score_mod("kernel bent, wrong", device=_bent, torch=_bent_twin, grad=_wrong_gradient, aux={"weight": "float32[Hq, 3]"})
+OTHER_TWIN = fa4.score_mod("other twin", device=_bent, torch=_other_twin, grad=_bent_gradient, aux={"weight": "float32[Hq, 3]"})
 BOUNDED = fa4.score_mod("kernel bounded", device=_bounded, torch=_bounded_twin, grad=_bounded_gradient)
 ROOTED = fa4.score_mod("kernel rooted", device=_rooted, torch=_rooted_twin, grad=_rooted_gradient)

@@ -18,10 +18,11 @@ def importable(monkeypatch):
 
 
 @pytest.mark.compile
-def test_items_are_compiled_into_the_cache_and_failures_are_collected(folder):
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_items_are_compiled_into_the_cache_and_failures_are_collected(folder, jobs):
     good = [Item(toy_problem(dim), ToyConfig(), "sm_80") for dim in (8, 16)]
     bad = Item(toy_problem(), ToyConfig(broken=True), "sm_80")
-    events = list(compile_all([*good, bad, good[0]], jobs=2))
+    events = list(compile_all([*good, bad, good[0]], jobs))
     assert [(event.done, event.total) for event in events] == [(1, 3), (2, 3), (3, 3)], "doubles are compiled once"
     errors = {event.item: event.error for event in events}
     assert errors.pop(bad).startswith("toy_kernel:Toy does not compile for sm_80")

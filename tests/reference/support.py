@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
 
-from fa4.reference import AttentionOptions, experiments
+from fa4.reference import AttentionOptions
 
 RELATIVE = 1e-12
-
-fp8_errors = functools.cache(experiments.fp8_errors)  # two tests look at the same runs
 
 
 def operands(seed, batch=1, sq=5, sk=7, hq=2, hkv=1, d=4, dv=3):

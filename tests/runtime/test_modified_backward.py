@@ -9,8 +9,8 @@ import attention_modifiers as examples
 import pytest
 import torch
 from forward_check import on_virtual_gpu
-from score_functions import BENT, BOUNDED, ROOTED, WRONG
-from test_modified_forward import documents, options
+from score_functions import BENT, BOUNDED, OTHER_TWIN, ROOTED
+from test_modified_forward import options
 
 import fa4
 from fa4.testing import AttentionShape, check_attention, make_inputs
@@ -23,7 +23,7 @@ attention = on_virtual_gpu(ARCH)
 
 def chosen(shape, *handles, **others):
     """Arguments of a call with functions, and with the tensors that they read."""
-    own = [handle for handle in handles if handle in (BENT, WRONG)]
+    own = [handle for handle in handles if handle in (BENT, OTHER_TWIN)]
     found = options(shape, *(handle for handle in handles if handle not in own), **others)
     if own:
         found["score_mod"] = own[0]
@@ -42,16 +42,19 @@ def gradients(function, inputs, **arguments):
     return torch.autograd.grad(out, leaves, inputs.dout.to(out.dtype))
 
 
-ONE_CTA, PAIR = AttentionShape(2, 37, 150, 4, 2, 64), AttentionShape(1, 140, 150, 1, 1, 128)
+# Three heads of a group, as in test_modified_forward.py: the forward that has its functions is compiled once.
+GROUPED, PAIR = AttentionShape(2, 37, 150, 3, 1, 64), AttentionShape(1, 140, 150, 1, 1, 128)
+CAPPED = {"softcap": 3.0, "deterministic": True}
 
 
 @pytest.mark.parametrize(
-    ("shape", "handles", "how"),
+    ("shape", "dtype", "handles", "how"),
     [
-        (ONE_CTA, [examples.alibi], {"causal": True}),
-        (AttentionShape(1, 150, 37, 1, 1, 64), [BENT, examples.same_document], {"softcap": 3.0, "deterministic": True}),
+        (GROUPED, torch.bfloat16, [examples.alibi], {"causal": True}),
+        (AttentionShape(1, 150, 37, 1, 1, 64), torch.float16, [BENT, examples.same_document], CAPPED),
         pytest.param(
             PAIR,
+            torch.bfloat16,
             [BOUNDED, examples.same_document],
             {"window_size": (100, 20), "deterministic": True},
             marks=pytest.mark.slow,
@@ -59,25 +62,24 @@ ONE_CTA, PAIR = AttentionShape(2, 37, 150, 4, 2, 64), AttentionShape(1, 140, 150
     ],
     ids=["alibi", "bent", "pair"],
 )
-def test_gradients(shape, handles, how):
+def test_gradients(shape, dtype, handles, how):
     """Grouped heads and aux; a derivative that reads the score, softcap before it; a pair. Lengths that end within tiles."""
-    deterministic = how.pop("deterministic", False)
-    run(shape, torch.bfloat16, deterministic=deterministic, **chosen(shape, *handles, **how))
+    run(shape, dtype, **chosen(shape, *handles, **how))
 
 
 def test_a_wrong_derivative_is_noticed():
+    """The kernels of test_gradients, whose derivative is not that of this twin: the same scores, half of the slope's second term."""
     shape = AttentionShape(1, 150, 37, 1, 1, 64)
-    with pytest.raises(AssertionError, match="dq: WRONG"):
-        run(shape, torch.bfloat16, **chosen(shape, WRONG))
+    with pytest.raises(AssertionError, match="dq: WRONG") as caught:
+        run(shape, torch.float16, **chosen(shape, OTHER_TWIN, examples.same_document, **CAPPED))
+    assert "out: WRONG" not in str(caught.value)
 
 
 def test_what_a_mask_hides_has_no_gradient():
     """Rows that see nothing, whatever dlse holds there, and keys that nobody sees: exact zeros; the others are right."""
-    shape = AttentionShape(1, 40, 150, 2, 2, 64)
-    arguments = {
-        "mask_mod": examples.same_document,
-        "aux": {"q_document": documents((7,), 40, 1), "k_document": documents((0, 90), 150, 1)},
-    }
+    shape = AttentionShape(1, 140, 150, 1, 1, 64)
+    ends = {"q_ends": (7,), "k_ends": (0, 90)}
+    arguments = chosen(shape, BENT, examples.same_document, **ends, **CAPPED)
     run(shape, torch.float16, **arguments)
     inputs = make_inputs(shape, torch.float16)
     leaves = inputs.leaves()
@@ -99,8 +101,8 @@ def test_a_slope_of_what_is_hidden_does_not_matter():
 
 
 def test_compile_fullgraph_and_autocast_equal_eager():
-    shape = AttentionShape(1, 37, 45, 2, 1, 64)
-    inputs, slopes = make_inputs(shape, torch.float32), examples.alibi_slopes(2)
+    shape = AttentionShape(1, 37, 45, 3, 1, 64)
+    inputs, slopes = make_inputs(shape, torch.float32), examples.alibi_slopes(3)
 
     def function(q, k, v, slopes):
         with torch.autocast("cpu", torch.bfloat16):
@@ -114,8 +116,8 @@ def test_compile_fullgraph_and_autocast_equal_eager():
 
 def test_aux_of_any_strides():
     """The bits of a contiguous tensor."""
-    shape = AttentionShape(1, 37, 45, 2, 1, 64)
-    inputs, slopes = make_inputs(shape), examples.alibi_slopes(2)
+    shape = AttentionShape(1, 37, 45, 3, 1, 64)
+    inputs, slopes = make_inputs(shape), examples.alibi_slopes(3)
     variants = slopes, slopes.repeat_interleave(2)[::2]
     found = [gradients(attention, inputs, causal=True, score_mod="alibi", aux={"slopes": x}) for x in variants]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

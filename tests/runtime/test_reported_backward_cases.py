@@ -75,7 +75,9 @@ def test_20_sums_beyond_32_bits():
     assert results[0][0][0, 1].any()
 
 
+@pytest.mark.slow
 def test_22_softcap_under_causal():
+    """By default test_modified_backward.py has softcap in both directions, and tests/test_cases.py this case on the CPU."""
     check(AttentionShape(1, 65, 129, 2, 1, 64), causal=True, softcap=10.0)
 
 

@@ -147,7 +147,7 @@ class TestCompiled:
 # Kernels with functions on scores. The first are those that other tests run by default.
 MODIFIED = [
     (problem(64, "causal"), examples.alibi, None),
-    (problem(64, softcap=True, deterministic=True), BENT, examples.same_document),
+    (problem(64, dtype="float16", softcap=True, deterministic=True), BENT, examples.same_document),
     (problem(128, "window", deterministic=True), BOUNDED, examples.same_document),
 ]
 MORE_MODIFIED = [
@@ -177,13 +177,9 @@ def test_functions_on_scores_spill_nothing(compile_ptx, task, score, mask, pair)
 def test_slopes_cost_nothing_where_a_derivative_ignores_the_score(compile_ptx):
     """Where the slope depends on the score, P is compared with 0 for every query; the multiplication by 1 goes, and that with it."""
     found = {}
-    for name, gradient in (("passed on", examples.alibi.grad), ("by the score", _by_the_score)):
-        task = replace(problem(64, "causal"), score_mod=replace(examples.alibi.for_kernels(), gradient=gradient))
-        text = compile_ptx(task, "sm_100a").ptx
+    for name, (task, score, mask) in zip(("passed on", "by the score"), MODIFIED[:2], strict=True):
+        functions = {"score_mod": score.for_backward(), "mask_mod": mask and mask.for_backward()}
+        text = compile_ptx(replace(task, **functions), "sm_100a").ptx
         found[name] = {opcode: count for opcode, count in Counter(opcodes(text)).items() if opcode in ("setp.neu.f32", "setp.eq.f32")}
     assert not found["passed on"]
     assert sum(found["by the score"].values()) == 3 * 64  # loops, queries
-
-
-def _by_the_score(dscore, score, batch, head, q_index, k_index, slopes):
-    return dscore * score

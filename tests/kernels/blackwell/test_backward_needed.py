@@ -73,11 +73,9 @@ def check(shape, configure, needed, deterministic):
 
 # Kernels that tests/runtime/test_backward.py runs too, and of pairs those whose kernel for everything other tests compile.
 DEFAULT = [
-    (single, "dq", False),
     (single, "dv", False),
     (single, "dkdv", False),
     (single, "dq", True),
-    (paired, "dk", True),
     (paired, "dqdv", True),
 ]
 
