@@ -8,8 +8,10 @@ import os
 import shutil
 import tempfile
 
-# Before numpy is imported: small products gain nothing from threads, and lose much where other work shares the cores.
+# Before numpy and torch are imported: small products gain nothing from threads, and lose much where other work shares the cores, such as
+# pytest's other workers. Tests that are about threads ask for them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # One cache of compiled kernels for this run and the processes it starts. With FA4_CACHE_DIR set, that folder, which later runs find filled.
 if "FA4_CACHE_DIR" not in os.environ:

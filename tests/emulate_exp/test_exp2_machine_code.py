@@ -41,7 +41,16 @@ def results(counts):
 
 
 @pytest.mark.parametrize(
-    ("arch", "degree"), [("sm_80", 3), ("sm_90a", 3), ("sm_100a", 1), ("sm_100a", 3), ("sm_100a", 6), ("sm_103a", 3), ("sm_120a", 3)]
+    ("arch", "degree"),
+    [
+        ("sm_80", 3),
+        ("sm_90a", 3),
+        pytest.param("sm_100a", 1, marks=pytest.mark.slow),
+        ("sm_100a", 3),
+        ("sm_100a", 6),
+        pytest.param("sm_103a", 3, marks=pytest.mark.slow),
+        ("sm_120a", 3),
+    ],
 )
 def test_counts_of_the_cost_model(arch, degree):
     fma, alu = results(per_element("fast", arch, degree=degree))

@@ -306,9 +306,15 @@ def test_fake_tensors_are_not_launched(devices):
 
 @pytest.mark.vgpu
 @pytest.mark.parametrize(
-    "options", [{"causal": True}, {"window_size": (40, 9), "softmax_scale": -0.3}, {"window_size": (40, 9), "softcap": 10.0}], ids=str
+    ("dtype", "options"),
+    [
+        (torch.bfloat16, {"causal": True}),
+        (torch.bfloat16, {"window_size": (40, 9), "softmax_scale": -0.3}),
+        (torch.float16, {"softcap": 10.0}),
+    ],
+    ids=str,
 )
-def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
+def test_results_where_the_virtual_gpu_takes_the_launches(devices, dtype, options):
     """The whole way of a CUDA tensor, the kernel itself included."""
     gpu = Gpu("sm_80")
     devices.capabilities = (H100, A100)
@@ -329,7 +335,7 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, options):
             patch.setattr(cuda, "run", run)
             return tuple(on_host(x) for x in fa4.attention(*tensors, return_lse=True, **keywords))
 
-    check_attention(on_device_1, make_inputs(AttentionShape(1, 65, 129, 2, 1, 64)), backward=False, **options)
+    check_attention(on_device_1, make_inputs(AttentionShape(1, 65, 129, 2, 1, 64), dtype), backward=False, **options)
     assert devices.driver.error is None
 
 

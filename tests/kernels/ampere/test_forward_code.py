@@ -148,6 +148,7 @@ def test_numbers_of_a_call_are_arguments(tmp_path):
             Int32(right),
             stream,
             options=f"--gpu-arch sm_80 --keep-ptx --dump-dir {tmp_path}",
+            no_jit_engine=True,
         ).__ptx__
         for scale, cap, left, right in ((1.0, 1.0, 0, 0), (-0.5, 30.0, -8, 2**31 - 1))
     }
@@ -160,7 +161,7 @@ def test_compiles_for_tvm_ffi(tmp_path):
     task = AttentionProblem("forward", "float16", 16, 8, causal=True)
     kernel = AmpereForward(task, ampere_forward_config(task, get_arch("sm_80")))
     options = f"--gpu-arch sm_80 --enable-tvm-ffi --keep-ptx --dump-dir {tmp_path}"
-    assert ".entry" in cute.compile(kernel, *kernel.compile_arguments(), options=options).__ptx__
+    assert ".entry" in cute.compile(kernel, *kernel.compile_arguments(), options=options, no_jit_engine=True).__ptx__
 
 
 def test_default_run_is_small():
