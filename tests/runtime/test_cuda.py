@@ -321,7 +321,7 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, dtype, option
 
     def execute(artifact, tensors, request):
         with virtual.registered(gpu, [virtual.region(on_host(x).__dlpack__(), "tensors", True) for x in tensors]):
-            virtual.launch(gpu, virtual.parsed(artifact.ptx), request)
+            virtual.launch(gpu, virtual.parsed(artifact.ptx, artifact.cubin), request)
 
     def on_device_1(q, k, v, **keywords):
         tensors = [on_cuda(x, 1) for x in (q, k, v)]
@@ -364,7 +364,7 @@ def test_gradients_where_the_virtual_gpu_takes_the_launches(devices, determinist
 
         def execute(request):
             with virtual.registered(gpu, [virtual.region(x.__dlpack__(), "tensors", True) for x in tensors]):
-                virtual.launch(gpu, virtual.parsed(artifact.ptx), request)
+                virtual.launch(gpu, virtual.parsed(artifact.ptx, artifact.cubin), request)
 
         devices.on_launch = execute
         original(index, artifact, read, written, scalars, aux, updated=updated)

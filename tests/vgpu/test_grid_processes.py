@@ -234,13 +234,12 @@ RUNTIME = {
 }
 
 
-@pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize("name", RUNTIME)
-def test_communication_that_shows_at_run_time_is_refused(name, number):
+def test_communication_that_shows_at_run_time_is_refused(name):
     """Whichever clusters share a process: the error, and where it is, are the same. The twin is a grid whose parts lie apart."""
     body, message = RUNTIME[name]
     errors = []
-    for count in (2, number):
+    for count in (2, 3):
         gpu = Gpu(processes=count)
         arrays = [np.arange(4096, dtype=np.uint32) for _ in range(3)]
         with pytest.raises(SharedGlobalError, match=message) as caught:
@@ -323,7 +322,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("body", "kind"), FAULTS)
 def test_errors_are_those_of_one_process(body, kind, number):
     found = []

@@ -79,7 +79,7 @@ def stay(body=STAY, *, gpu=None, grid=11, cluster=None):
 
 @pytest.mark.parametrize("resident", [1, 3, 20])
 @pytest.mark.parametrize("delay", ["late", "early"])
-@pytest.mark.parametrize("checks", ["basic", "isa"])
+@pytest.mark.parametrize("checks", [pytest.param("basic", marks=pytest.mark.slow), "isa"])
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 def test_every_cta_is_done_once(schedule, seed, checks, delay, resident):
     out, report = stay(gpu=on(schedule, seed, checks=checks, delay=delay, resident=resident))
