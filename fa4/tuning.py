@@ -98,9 +98,8 @@ class Queries:
 
 
 # Registers are (192, 80, 48), FlashAttention-4's. Moving some from softmax to correction, (184, 88, 56), is published as 2.1% faster
-# without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). By counts some softmax then spills, where it
-# emulates 4 of 16. Replayed there is nothing between them with one CTA (D 128, both 1.03 of what 3 of 16 take with 184), and a pair has
-# 69 local loads and stores in a warp of a tile with 184, none with 192.
+# without a mask and 0% with a causal one (AVO, arXiv 2603.24517, in its own kernel). Replayed there is nothing between them (D 128, both
+# 1.03 of what 3 of 16 take with 184); and with 184 some softmax spills unless correction rescales 32 columns at a time instead of 64.
 #
 # ``rescale``: by counts "branch", which at D 128 issues 16 instructions of correction's 172 in a trip that moves no reference, where
 # "select" issues all of its 160. The same ablation says 8.1% and 1.6% for a form without a branch; hardware has to decide.

@@ -96,8 +96,7 @@ def budget_cases():
 @pytest.mark.slow
 @pytest.mark.parametrize(("registers", "dims", "mask"), list(budget_cases()))
 def test_budgets_do_not_spill(registers, dims, mask):
-    """But for one register, once per query tile, at D 64 without a mask and 184 for the softmax: not tuned so."""
     task = problem(dims[0], mask, head_dim_v=dims[1])
     config = replace(blackwell_forward_config(task, get_arch(ARCH)), registers=registers)
     (kernel,) = get(task, config, ARCH).kernels
-    assert kernel.resources.stack == (8 if (registers[0], dims, mask) == (184, (64, 64), "full") else 0)
+    assert kernel.resources.stack == 0

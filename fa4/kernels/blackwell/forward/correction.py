@@ -19,8 +19,8 @@ FINISHED = 32
 
 
 def rescaled(config: BlackwellForwardConfig) -> int:
-    """The same where they are rescaled. With 64 ptxas spills in a softmax that emulates all of its exponentials, with 32 it does not."""
-    return 32 if config.exp2.share == 1 else 64
+    """The same where they are rescaled: 32 where with 64 ptxas spills in softmax, which emulates all exponentials or has few registers."""
+    return 32 if config.exp2.share == 1 or config.registers[0] < 192 else 64
 
 
 def chunks_of(columns: int, most: int) -> list[tuple[int, int]]:
