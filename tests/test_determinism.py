@@ -184,9 +184,9 @@ class TestBackward:
         assert "after" in str(found)
 
     def test_the_deterministic_mode_does_not(self):
-        """Under seeds that show it in the fast one, among others."""
+        """Under seeds that show it in the fast one; of the kernels under more schedules: kernels/blackwell/test_blackwell_backward.py."""
         inputs = cancelling()
-        assert check(lambda: gradients(inputs, True, **CAUSAL), (), seeds=range(5))
+        assert check(lambda: gradients(inputs, True, **CAUSAL), (), seeds=range(2))
 
     @pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=pytest.mark.slow)])
     def test_the_order_is_enforced_and_a_missing_acquire_is_noticed(self, monkeypatch, head_dim):
