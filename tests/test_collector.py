@@ -1,4 +1,4 @@
-"""Parsing goes without collections of cyclic garbage, and leaves the collector as it was."""
+"""The switch of the collector, and that parsing uses it; compiling: compiler/test_compile.py."""
 
 from __future__ import annotations
 
