@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -23,7 +24,7 @@ _PATIENCE = 20_000
 """Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
 
 _SPINS = 16
-"""Looks in vain at an mbarrier, or any at global memory, after which a warp gets another priority."""
+"""Looks in vain at an mbarrier, or any at global memory, after which a warp falls behind those that do not wait."""
 
 _IMPATIENCE = 1 / 8
 """How often, in the random schedules, a try_wait that must wait ends in vain, as a time limit may make it on hardware; or a request to
@@ -95,7 +96,7 @@ class ClusterSchedule:
             warps = [(self._drawn((cta.index, warp.index)), cta, warp) for cta in self.ctas for warp in cta.warps]
             self.order = sorted(warps, key=lambda entry: -entry[0])
         chosen: tuple[Cta, Warp] | Engine | None = None
-        highest = -1.0
+        highest = -math.inf
         for priority, cta, warp in self.order:
             if warp.state == RUNNING:
                 highest, chosen = priority, (cta, warp)
@@ -113,7 +114,9 @@ class ClusterSchedule:
         self.current = key
         if not isinstance(chosen, Engine) and chosen[1].spins > _SPINS:
             chosen[1].spins = 0
-            del self.priorities[key]
+            # Below 0, where no other draws, and deeper each time: so those that wait for each other take turns. If it drew among the others
+            # until it was below them all, the lowest of several that wait would sink towards 0, and hardly any draw be lower.
+            self.priorities[key] = min(self.priorities[key], 0.0) - self.random.random()
             self.order = []
         if self.streak > _PATIENCE:
             self.priorities.clear()
@@ -153,7 +156,7 @@ class Scheduler:
                     return pick
             return None
         if self.schedule == "priority":
-            highest, chosen, owner = -1.0, None, None
+            highest, chosen, owner = -math.inf, None, None
             for cluster in clusters:
                 priority, found = cluster.highest()
                 if priority > highest:

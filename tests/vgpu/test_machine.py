@@ -51,6 +51,27 @@ def test_a_warp_that_spins_does_not_starve_the_one_it_waits_for():
             assert gpu.report().instructions < 500, "a warp that polls global memory gets another priority"
 
 
+def test_warps_that_wait_for_each_other_take_turns():
+    """In the order of their number, twice each: soon done, where a warp that waited longest is not the last one to be asked."""
+    body = """
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r3, 0;
+    SPIN:
+    ld.acquire.gpu.global.u32 %r2, [%d2];
+    setp.ne.u32 %p1, %r2, %r1;
+    @%p1 bra SPIN;
+    @%p0 red.release.gpu.global.add.u32 [%d2], 1;
+    add.u32 %r1, %r1, 4;
+    add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p1, %r3, 2;
+    @%p1 bra SPIN;
+    """
+    for seed in range(3):
+        gpu = Gpu(schedule="priority", seed=seed)
+        run("setp.eq.u32 %p0, %r0, 0;\n" + body, threads=32, grid=4, gpu=gpu)
+        assert gpu.report().instructions < 5000
+
+
 def test_report():
     gpu = Gpu()
     body = "shl.b32 %r1, %r0, 4;\nsetp.lt.u32 %p1, %r0, 16;\n@%p1 st.shared.u32 [%r1], %r0;\ncp.async.ca.shared.global [%r1+1024], [%d0], 8;\nst.global.v2.u32 [%d1], {%r0, %r0};"
