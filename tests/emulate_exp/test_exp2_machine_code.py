@@ -44,12 +44,12 @@ def results(counts):
     ("arch", "degree"),
     [
         ("sm_80", 3),
-        ("sm_90a", 3),
+        pytest.param("sm_90a", 3, marks=pytest.mark.slow),
         pytest.param("sm_100a", 1, marks=pytest.mark.slow),
         ("sm_100a", 3),
         ("sm_100a", 6),
         pytest.param("sm_103a", 3, marks=pytest.mark.slow),
-        ("sm_120a", 3),
+        pytest.param("sm_120a", 3, marks=pytest.mark.slow),
     ],
 )
 def test_counts_of_the_cost_model(arch, degree):

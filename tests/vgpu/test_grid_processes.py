@@ -143,7 +143,7 @@ def test_the_order_inside_a_cluster_is_its_own(schedule):
 @pytest.mark.vgpu
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
 def test_forward(arch):
-    inputs = make_inputs(AttentionShape(1, 200, 140, 3, 1, 64))
+    inputs = make_inputs(AttentionShape(1, 140, 70, 2, 1, 64))
     for schedule, checks in (("round_robin", "hazards"), ("priority", "basic")):
         one, two = (Gpu(arch, schedule=schedule, checks=checks, seed=4, processes=number) for number in (1, 2))
         first, second = (attention(gpu, inputs.q, inputs.k, inputs.v, Options(causal=True)) for gpu in (one, two))

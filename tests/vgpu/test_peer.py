@@ -33,8 +33,8 @@ needs_peer = [
 HOPPER = Witness((64, 64), "causal", (3, 1), ((70, 333),), backward=True, deterministic=True)
 PAIRS = Witness((128, 128), "full", (2, 1), ((140, 270),), backward=True)
 CAUSAL = Witness((64, 64), "causal", (3, 1), ((200, 333),))
-# Few compiled kernels, most of whose time is the peer's own: all of a backward on one architecture, a forward on the other.
-CASES = {"sm_90a": [HOPPER], "sm_100a": [CAUSAL]}
+# One kernel, most of whose time is the peer's own, and of the architecture for which this project has none.
+CASES = {"sm_90a": [CAUSAL]}
 # The order of sums that a semaphore keeps, and the one that nothing keeps.
 MODES = [HOPPER, replace(HOPPER, deterministic=False)]
 # With these everything is executed that the table of instructions says; among them a forward and a backward with CTA pairs.

@@ -36,8 +36,6 @@ DEFAULT = [
     (problem(64, "full", "float16"), "sm_80"),
     (problem(64, "full", "float16", softcap=True), "sm_80"),
     (problem(128, "causal"), "sm_80"),
-    (problem(192, "causal", head_dim_v=128), "sm_80"),
-    (problem(64, "causal"), "sm_90a"),
 ]
 # Everything on sm_80; on the other targets the extremes: the simplest mask with loops of both kinds, and everything at once.
 FULL = [

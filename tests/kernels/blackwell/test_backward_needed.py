@@ -74,7 +74,6 @@ def check(shape, configure, needed, deterministic):
 # Kernels that tests/runtime/test_backward.py runs too, and of pairs those whose kernel for everything other tests compile.
 DEFAULT = [
     (single, "dv", False),
-    (single, "dkdv", False),
     (single, "dq", True),
     (paired, "dqdv", True),
 ]

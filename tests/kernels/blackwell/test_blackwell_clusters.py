@@ -76,6 +76,7 @@ def test_pair(shape, options):
     checked(shape, options, PAIR)
 
 
+@pytest.mark.slow
 def test_pairs_that_compute_several_tiles_load_half_of_the_keys():
     inputs = make_inputs(AttentionShape(1, 512, 256, 3, 1, 64), torch.float16)
     found = [run(inputs, FULL, configure(inputs)) for configure in (PERSISTENT_PAIR, configured(masked=False))]
@@ -118,6 +119,7 @@ def test_faults_of_pairs_are_noticed(fault):
         attention(Gpu(ARCH, checks="isa"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=broken)
 
 
+@pytest.mark.slow
 def test_o_leaves_through_its_own_q():
     """One CTA computes several tiles, D and Dv differ: the next Q of a query tile may come when O of the same one has left."""
     configure = configured(masked=False, ctas=1, o_over_q=True, stages=4)
