@@ -33,11 +33,11 @@ class Sources:
 
 @dataclass(frozen=True)
 class Head:
-    """A query head: its number, the batch, and where its statistics begin."""
+    """A query head: its number, the batch, and the address where its statistics begin."""
 
     head: Int32
     batch: Int32
-    statistics: cute.Pointer
+    statistics: Int64
 
 
 @cute.jit
@@ -57,7 +57,7 @@ def run(c: Context, work: Work, sources: Sources) -> None:
     if work.steps > 0:
         used, first = Int32(0), head_of(work, sources, Int32(0))
         sources.K.start(c, keys, here, 0, c.barriers.k_full.at(0))
-        for_scores(c, sources, first, work.tiles.begin, used)
+        for_scores(c, sources, first, work.tiles.begin, used, statistics_of(first, work.tiles.begin))
         if const_expr(c.config.needed.scores):
             sources.V.start(c, keys, here, 0, c.barriers.v_full.at(0))
         for_others(c, sources, first, work.tiles.begin, used)
@@ -66,10 +66,12 @@ def run(c: Context, work: Work, sources: Sources) -> None:
         begin, used = work.tiles.begin + 1, Int32(1)
         for member in cutlass.range(work.group, unroll=1):
             head = head_of(work, sources, member)
+            rows = statistics_of(head, begin)  # kept, since ptxas would multiply for each tile
             for tile in cutlass.range(begin, work.tiles.end, unroll=1):
-                for_scores(c, sources, head, tile, used)
+                for_scores(c, sources, head, tile, used, rows)
                 for_others(c, sources, head, tile, used)
                 used = used + 1
+                rows = rows + 4 * STATISTICS
             begin = work.tiles.begin
         if const_expr(c.config.cta_pair):
             needed, b = c.config.needed, c.barriers
@@ -83,17 +85,23 @@ def head_of(work: Work, sources: Sources, member: Int32) -> Head:
     """One of the query heads that share the key head."""
     head, (_, heads, numbers) = work.head * work.group + member, sources.mStatistics.shape
     first = Int64(work.batch * heads + head) * numbers  # the tensor is contiguous
-    return Head(head, work.batch, sources.mStatistics.iterator + first)
+    return Head(head, work.batch, (sources.mStatistics.iterator + first).toint())
 
 
 @cute.jit
-def for_scores(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32) -> None:
-    """Q of a tile, for S, and lse and delta; ``used`` is how many tiles came before."""
+def statistics_of(head: Head, tile: Int32) -> Int64:
+    """The address of lse and delta of a query tile."""
+    return head.statistics + Int64(tile) * (4 * STATISTICS)
+
+
+@cute.jit
+def for_scores(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32, address: Int64) -> None:
+    """Q of a tile, for S, and lse and delta, from ``address``; ``used`` is how many tiles came before."""
     slot, phase = used & c.config.stages - 1, used >> c.config.stages - 1 & 1  # one or two slots
     c.barriers.q_empty.wait(slot, phase ^ 1)
     rows = (tile * c.config.cluster + c.rank, 0)
     sources.Q.start(c, rows, (head.head, head.batch), slot, c.barriers.q_full.at(slot))
-    statistics(c, head.statistics + Int64(tile) * STATISTICS, used & 1)
+    statistics(c, address, used & 1)
 
 
 @cute.jit
@@ -114,10 +122,10 @@ def for_others(c: Context, sources: Sources, head: Head, tile: Int32, used: Int3
 
 
 @cute.jit
-def statistics(c: Context, source: cute.Pointer, slot: Int32) -> None:
+def statistics(c: Context, address: Int64, slot: Int32) -> None:
     """Start lse and delta of a query tile, which lie side by side here and there."""
     atom, full = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32), c.barriers.row_full.at(slot)
-    aligned = cute.make_ptr(Float32, source.toint(), cute.AddressSpace.gmem, assumed_align=16)
+    aligned = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
     with cute.arch.elect_one():  # such copies do not elect by themselves
         cute.arch.mbarrier_arrive_and_expect_tx(full, STATISTICS * 4)
         cute.copy(atom, cute.make_tensor(aligned, cute.make_layout(STATISTICS)), c.shared.sStatistics[None, slot], mbar_ptr=full)

@@ -28,7 +28,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
     Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
     Order: dQ to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
     """
-    warp, lane = thread // WARP, thread % WARP
+    warp, lane = cute.arch.make_warp_uniform(thread // WARP), thread % WARP
     phase = Int32(0)
     for member in cutlass.range(work.group, unroll=1):
         for tile in cutlass.range(work.tiles.begin, work.tiles.end, unroll=1):
@@ -119,7 +119,7 @@ def send(c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tupl
     cute.arch.sync_warp()
     with cute.arch.elect_one():
         reduce_add(to, staging.iterator, chunk * WARP * 4)
-        cute.arch.cp_async_bulk_commit_group()
+    cute.arch.cp_async_bulk_commit_group()  # by all lanes, though one has something in it: two instructions of one lane are a branch
 
 
 @cute.jit
