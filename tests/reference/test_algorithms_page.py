@@ -77,6 +77,7 @@ def test_traffic():
     assert not ledgers
 
 
+@pytest.mark.slow
 def test_fp8():
     """And arXiv 2407.08608's experiment with outliers: it reports 2.6 times less error than per-tensor scales.
 

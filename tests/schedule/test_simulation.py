@@ -142,7 +142,7 @@ NAMED = {
     "causal 16k, grouped heads": {"lengths": ((16384, 16384),), "batch": 1, "heads": 64, "heads_kv": 8, "window": (None, 0)},
     "window 1k of 16k": {"lengths": ((16384, 16384),), "batch": 4, "heads": 16, "window": (1024, 0)},
     "window on both sides": {"lengths": ((16384, 16384),), "batch": 4, "heads": 16, "window": (512, 512)},
-    "last 2k queries of 32k": {"lengths": ((2048, 32768),), "batch": 16, "heads": 32, "window": (None, 0)},
+    "last 2k queries of 32k": {"lengths": ((2048, 32768),), "batch": 8, "heads": 32, "window": (None, 0)},
     "packed, lognormal around 1k": {"lengths": lognormal_lengths(64, 1024, 1.0), "batch": 64, "heads": 16, "window": (None, 0)},
     "packed, two long among 200 short": {
         "lengths": ((16384, 16384),) * 2 + ((512, 512),) * 200,

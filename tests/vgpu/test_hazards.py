@@ -428,11 +428,11 @@ def no_hazards(arch, seeds, checks="isa"):
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
 def test_the_forward_kernels_have_no_hazards(arch):
-    no_hazards(arch, range(2))
+    no_hazards(arch, range(1, 2))
 
 
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
 def test_the_forward_kernels_have_no_hazards_in_many_schedules(arch):
-    no_hazards(arch, range(2, 20))
+    no_hazards(arch, range(20))

@@ -59,7 +59,8 @@ def assert_same_bits(shape, options, runs, pair=False, **fields):
         assert asked(gpu.reports[0]) == tiles, (schedule, seed, delay, resident)
 
 
-@pytest.mark.parametrize("mask", ["causal", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ["causal", "full"])
 def test_bits_are_those_of_lpt(mask):
     """Three tiles of each of two heads, by two and three CTAs."""
     assert_same_bits(AttentionShape(1, 530, 270, 2, 1, 64), MASKS[mask], RUNS[1:3])
