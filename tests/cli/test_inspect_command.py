@@ -20,7 +20,7 @@ from fa4.cli.colour import highlight
 from fa4.cli.inspect import parse_changes, window
 from fa4.inspection import nvdisasm
 
-BASE = ["inspect", "--arch", "sm_80", "--head-dim", "16"]
+BASE = ["inspect", "--arch", "sm_80", "--head-dim", "64"]  # the kernels of tests/inspection
 
 disassembled = cache(nvdisasm.disassemble)
 
@@ -53,7 +53,7 @@ def whole(compile_cache):
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        ([], ["forward bfloat16 head dim 16 sm_80", "registers per thread", "tensor-core products", "(main)"]),
+        ([], ["forward bfloat16 head dim 64 sm_80", "registers per thread", "tensor-core products", "(main)"]),
         (["--ptx"], [".target sm_80", "mma.sync.aligned"]),
         (["--sass"], ["HMMA.16816.F32.BF16", "/*0000*/"]),
         (["--annotated"], ["// fa4/kernels/ampere/forward/mma.py:", "// loop, depth 1", "HMMA"]),
@@ -86,11 +86,11 @@ def test_json_says_what_the_text_says(run):
 @pytest.mark.compile
 def test_diff(run):
     output = run("--diff", "causal=true")
-    assert "left:  forward bfloat16 head dim 16 sm_80" in output
-    assert "right: forward bfloat16 head dim 16 causal sm_80" in output
+    assert "left:  forward bfloat16 head dim 64 sm_80" in output
+    assert "right: forward bfloat16 head dim 64 causal sm_80" in output
     assert "SASS: integer" in output
     assert json.loads(run("--diff", "causal=true", "--json"))["differences"]
-    assert "no difference" in run("--diff", "head-dim=16")
+    assert "no difference" in run("--diff", "head-dim=64")
 
 
 @pytest.mark.compile

@@ -141,7 +141,7 @@ def test_the_order_inside_a_cluster_is_its_own(schedule):
 
 @pytest.mark.compile
 @pytest.mark.vgpu
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_100a", marks=pytest.mark.slow)])
 def test_forward(arch):
     inputs = make_inputs(AttentionShape(1, 140, 70, 2, 1, 64))
     for schedule, checks in (("round_robin", "hazards"), ("priority", "basic")):

@@ -71,11 +71,10 @@ def check(shape, configure, needed, deterministic):
     assert report.instructions < full.instructions
 
 
-# Kernels that tests/runtime/test_backward.py runs too, and of pairs those whose kernel for everything other tests compile.
+# Kernels that tests/runtime/test_backward.py runs too.
 DEFAULT = [
     (single, "dv", False),
     (single, "dq", True),
-    (paired, "dqdv", True),
 ]
 
 
