@@ -21,7 +21,7 @@ _ENGINE_TURN = 256
 """Every so many picks of a cluster an engine takes its turn, however many warps can run: one may spin on what the engine does."""
 
 _PATIENCE = 20_000
-"""Steps in a row after which strict priorities are drawn again: a warp that spins on global memory must not wait for ever."""
+"""Steps in a row after which strict priorities are drawn again: a warp may spin on what does not count as a look, such as shared memory."""
 
 _SPINS = 16
 """Looks in vain at an mbarrier, or any at global memory, after which a warp falls behind those that do not wait."""

@@ -54,6 +54,7 @@ def test_a_warp_that_spins_does_not_starve_the_one_it_waits_for():
 def test_warps_that_wait_for_each_other_take_turns():
     """In the order of their number, twice each: soon done, where a warp that waited longest is not the last one to be asked."""
     body = """
+    setp.eq.u32 %p0, %r0, 0;
     mov.u32 %r1, %ctaid.x;
     mov.u32 %r3, 0;
     SPIN:
@@ -68,7 +69,7 @@ def test_warps_that_wait_for_each_other_take_turns():
     """
     for seed in range(3):
         gpu = Gpu(schedule="priority", seed=seed)
-        run("setp.eq.u32 %p0, %r0, 0;\n" + body, threads=32, grid=4, gpu=gpu)
+        run(body, threads=32, grid=4, gpu=gpu)
         assert gpu.report().instructions < 5000
 
 

@@ -195,10 +195,10 @@ class TestCommand:
         monkeypatch.setattr(
             witness, "run_witnesses", lambda *how, **more: asked.append((how, more)) or iter(answers("sm_90a")[: len(cases)])
         )
-        command = ["verify", "--peer", "flash-attn-4", "--arch", "sm_90a", "--direction", "backward", "--head-dim", "64", "--seed", "3"]
+        command = ["verify", "--peer", "flash-attn-4", "--arch", "sm_90a", "--head-dim", "64", "--seed", "3"]
         assert main(command) == 0
         assert asked == [(("sm_90a", [replace(case, seed=3) for case in cases], "round_robin", [3]), {})]
-        self.assert_all_right(capsys.readouterr().out, "backward, bfloat16, sm_90a on the virtual GPU, round_robin schedule, seed 3", cases)
+        self.assert_all_right(capsys.readouterr().out, "forward, bfloat16, sm_90a on the virtual GPU, round_robin schedule, seed 3", cases)
 
     @staticmethod
     def assert_all_right(output, how, cases):

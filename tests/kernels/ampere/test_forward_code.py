@@ -53,6 +53,7 @@ FULL += [
     if d > 128 or arch not in ("sm_100a", "sm_103a")  # which have a kernel of their own
 ]
 FULL += [(problem(128, "causal", "float16"), "sm_90a"), (problem(72, "window", head_dim_v=40), "sm_89")]
+FULL += [(problem(192, "causal", head_dim_v=128), "sm_80")]
 CASES = [pytest.param(*case) for case in DEFAULT]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
 

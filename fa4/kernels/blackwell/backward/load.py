@@ -16,6 +16,9 @@ from fa4.kernels.common.tma import Source
 STATISTICS = 2 * TMEM_LANES
 """Float32 numbers of a query tile: lse of its rows, then delta."""
 
+STATISTICS_BYTES = 4 * STATISTICS
+"""Their bytes."""
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -66,12 +69,12 @@ def run(c: Context, work: Work, sources: Sources) -> None:
         begin, used = work.tiles.begin + 1, Int32(1)
         for member in cutlass.range(work.group, unroll=1):
             head = head_of(work, sources, member)
-            rows = statistics_of(head, begin)  # kept, since ptxas would multiply for each tile
+            address = statistics_of(head, begin)  # kept, since ptxas would multiply for each tile
             for tile in cutlass.range(begin, work.tiles.end, unroll=1):
-                for_scores(c, sources, head, tile, used, rows)
+                for_scores(c, sources, head, tile, used, address)
                 for_others(c, sources, head, tile, used)
                 used = used + 1
-                rows = rows + 4 * STATISTICS
+                address = address + STATISTICS_BYTES
             begin = work.tiles.begin
         if const_expr(c.config.cta_pair):
             needed, b = c.config.needed, c.barriers
@@ -91,7 +94,7 @@ def head_of(work: Work, sources: Sources, member: Int32) -> Head:
 @cute.jit
 def statistics_of(head: Head, tile: Int32) -> Int64:
     """The address of lse and delta of a query tile."""
-    return head.statistics + Int64(tile) * (4 * STATISTICS)
+    return head.statistics + Int64(tile) * STATISTICS_BYTES
 
 
 @cute.jit
@@ -127,5 +130,5 @@ def statistics(c: Context, address: Int64, slot: Int32) -> None:
     atom, full = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32), c.barriers.row_full.at(slot)
     aligned = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
     with cute.arch.elect_one():  # such copies do not elect by themselves
-        cute.arch.mbarrier_arrive_and_expect_tx(full, STATISTICS * 4)
+        cute.arch.mbarrier_arrive_and_expect_tx(full, STATISTICS_BYTES)
         cute.copy(atom, cute.make_tensor(aligned, cute.make_layout(STATISTICS)), c.shared.sStatistics[None, slot], mbar_ptr=full)
