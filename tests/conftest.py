@@ -42,7 +42,7 @@ def pytest_configure():
 
 def pytest_collection_finish():
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(200_000, 20, 20)
     gc.enable()
 
 

@@ -156,9 +156,10 @@ def _launch_facts(module: Any) -> dict[str, dict[str, Dim3]]:
                 match[1]: (int(match[2]), int(match[3]), int(match[4])) for match in _EXACT.finditer(str(operation.attributes[_FACTS]))
             }
             facts[operation.attributes["sym_name"].value] = found
+            return ir.WalkResult.SKIP  # what is inside has none
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return facts
 
 

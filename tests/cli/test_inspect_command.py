@@ -85,11 +85,13 @@ def test_json_says_what_the_text_says(run):
 
 @pytest.mark.compile
 def test_diff(run):
-    output = run("--diff", "causal=true")
-    assert "left:  forward bfloat16 head dim 64 sm_80" in output
-    assert "right: forward bfloat16 head dim 64 causal sm_80" in output
+    """Of a kernel that compiles fast."""
+    others = ["--arch", "sm_100a", "--direction", "preprocess", "--diff", "head-dim=128"]
+    output = run(*others)
+    assert "left:  preprocess bfloat16 head dim 64 sm_100a" in output
+    assert "right: preprocess bfloat16 head dim 128 sm_100a" in output
     assert "SASS: integer" in output
-    assert json.loads(run("--diff", "causal=true", "--json"))["differences"]
+    assert json.loads(run(*others, "--json"))["differences"]
     assert "no difference" in run("--diff", "head-dim=64")
 
 

@@ -12,6 +12,7 @@ import attention_modifiers as examples
 import pytest
 import torch
 from host_cuda import Devices, on_cuda, on_host
+from score_functions import BENT
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fa4
@@ -340,15 +341,15 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, dtype, option
 
 
 @pytest.mark.vgpu
-@pytest.mark.parametrize(("deterministic", "modified"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("deterministic", "modified"), [(False, False), (True, False), (True, True)])
 def test_gradients_where_the_virtual_gpu_takes_the_launches(devices, deterministic, modified):
     """The whole way of the backward op on CUDA tensors: three launches on their device's stream, workspace from torch, nothing else."""
     gpu = Gpu("sm_100a")
     devices.capabilities = (A100, (10, 0))
-    seqlen_q, heads = (37, 3) if modified else (65, 2)  # so that other tests have compiled the kernels
-    inputs = make_inputs(AttentionShape(1, seqlen_q, 129, heads, 1, 64))
-    options = (None, None, 0, 0.0, deterministic)
-    names, aux = ["alibi", None], [examples.alibi_slopes(heads)]
+    # Kernels that other tests compile too.
+    inputs = make_inputs(AttentionShape(1, 65, 129, 1 if modified else 2, 1, 64), torch.float16 if modified else torch.bfloat16)
+    options = (None, None, None if modified else 0, 3.0 if modified else 0.0, deterministic)
+    names, aux = [BENT.name, "same_document"], [torch.rand(1, 3), *(torch.arange(n, dtype=torch.int32)[None] // 40 for n in (65, 129))]
     functions, on_device = ((*names, aux), (*names, [on_cuda(x, 1) for x in aux])) if modified else ((), ())
     kind = "modified_attention" if modified else "attention"
     forward, backward = (getattr(torch.ops.fa4, f"{kind}_{direction}") for direction in ("forward", "backward"))

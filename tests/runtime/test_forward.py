@@ -41,7 +41,12 @@ def test_views_of_one_tensor(attention):
 
 @pytest.mark.parametrize(
     ("lengths", "window"),
-    [((130, 150), (40, 9)), pytest.param((64, 80), (None, -300), marks=pytest.mark.slow), ((64, 80), (10**12, 0))],
+    [
+        ((130, 150), (40, 9)),
+        ((130, 150), (10**12, 9)),
+        pytest.param((64, 80), (10**12, 0), marks=pytest.mark.slow),
+        pytest.param((64, 80), (None, -300), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_windows(attention, lengths, window):

@@ -44,14 +44,16 @@ def gradients(function, inputs, **arguments):
 
 # Three heads of a group, as in test_modified_forward.py: the forward that has its functions is compiled once.
 GROUPED, PAIR = AttentionShape(2, 37, 150, 3, 1, 64), AttentionShape(1, 140, 150, 1, 1, 128)
+# One query tile, whose forward compiles in half of the time; the matrix has several.
+BENT_SHAPE = AttentionShape(1, 120, 150, 1, 1, 64)
 CAPPED = {"softcap": 3.0, "deterministic": True}
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "handles", "how"),
     [
-        (GROUPED, torch.bfloat16, [examples.alibi], {"causal": True}),
-        (AttentionShape(1, 150, 37, 1, 1, 64), torch.float16, [BENT, examples.same_document], CAPPED),
+        pytest.param(GROUPED, torch.bfloat16, [examples.alibi], {"causal": True}, marks=pytest.mark.slow),
+        (BENT_SHAPE, torch.float16, [BENT, examples.same_document], CAPPED),
         pytest.param(
             PAIR,
             torch.bfloat16,
@@ -69,15 +71,14 @@ def test_gradients(shape, dtype, handles, how):
 
 def test_a_wrong_derivative_is_noticed():
     """The kernels of test_gradients, whose derivative is not that of this twin: the same scores, half of the slope's second term."""
-    shape = AttentionShape(1, 150, 37, 1, 1, 64)
     with pytest.raises(AssertionError, match="dq: WRONG") as caught:
-        run(shape, torch.float16, **chosen(shape, OTHER_TWIN, examples.same_document, **CAPPED))
+        run(BENT_SHAPE, torch.float16, **chosen(BENT_SHAPE, OTHER_TWIN, examples.same_document, **CAPPED))
     assert "out: WRONG" not in str(caught.value)
 
 
 def test_what_a_mask_hides_has_no_gradient():
     """Rows that see nothing, whatever dlse holds there, and keys that nobody sees: exact zeros; the others are right."""
-    shape = AttentionShape(1, 140, 150, 1, 1, 64)
+    shape = BENT_SHAPE
     ends = {"q_ends": (7,), "k_ends": (0, 90)}
     arguments = chosen(shape, BENT, examples.same_document, **ends, **CAPPED)
     run(shape, torch.float16, **arguments)
@@ -101,25 +102,26 @@ def test_a_slope_of_what_is_hidden_does_not_matter():
 
 
 def test_compile_fullgraph_and_autocast_equal_eager():
-    shape = AttentionShape(1, 37, 45, 3, 1, 64)
-    inputs, slopes = make_inputs(shape, torch.float32), examples.alibi_slopes(3)
+    inputs, arguments = make_inputs(BENT_SHAPE, torch.float32), chosen(BENT_SHAPE, BENT, examples.same_document, **CAPPED)
+    aux = arguments.pop("aux")
 
-    def function(q, k, v, slopes):
-        with torch.autocast("cpu", torch.bfloat16):
-            return attention(q, k, v, causal=True, score_mod="alibi", aux={"slopes": slopes})
+    def function(q, k, v, aux):
+        with torch.autocast("cpu", torch.float16):
+            return attention(q, k, v, **arguments, aux=aux)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    found = [gradients(each, inputs, slopes=slopes) for each in (function, compiled)]
+    found = [gradients(each, inputs, aux=aux) for each in (function, compiled)]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert found[0][0].dtype == torch.float32
 
 
 def test_aux_of_any_strides():
     """The bits of a contiguous tensor."""
-    shape = AttentionShape(1, 37, 45, 3, 1, 64)
-    inputs, slopes = make_inputs(shape), examples.alibi_slopes(3)
-    variants = slopes, slopes.repeat_interleave(2)[::2]
-    found = [gradients(attention, inputs, causal=True, score_mod="alibi", aux={"slopes": x}) for x in variants]
+    inputs, arguments = make_inputs(BENT_SHAPE, torch.float16), chosen(BENT_SHAPE, BENT, examples.same_document, **CAPPED)
+    aux = arguments.pop("aux")
+    wide = {name: x.repeat_interleave(2, -1)[..., ::2] for name, x in aux.items()}
+    assert not any(x.is_contiguous() for x in wide.values())
+    found = [gradients(attention, inputs, **arguments, aux=each) for each in (aux, wide)]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

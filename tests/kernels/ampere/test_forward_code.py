@@ -132,6 +132,7 @@ class TestCompiled:
         assert "cutlass" not in name
 
 
+@pytest.mark.slow
 def test_numbers_of_a_call_are_arguments(tmp_path):
     """Other values of scale, softcap and bounds trace to the same PTX, whose parameters they are."""
     task = AttentionProblem("forward", "bfloat16", 16, 16, window=(True, True), softcap=True)
