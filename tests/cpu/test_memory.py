@@ -46,7 +46,9 @@ def extra_bytes(*arguments: str) -> list[int]:
             ("(1, 5000, 2, 8)", "(1, 5000, 2, 8)", "torch.float32", "AttentionOptions(0.3, None, 0, 5.0)"), marks=pytest.mark.slow
         ),
         pytest.param(("(1, 8192, 2, 64)", "(1, 8192, 1, 64)", "torch.bfloat16", "AttentionOptions(0.3, 100, 0)"), marks=pytest.mark.slow),
-        pytest.param(("(20000, 4, 8, 16)", "(20000, 4, 2, 16)", "torch.bfloat16", "AttentionOptions(0.3, None, 0)"), marks=pytest.mark.slow),
+        pytest.param(
+            ("(20000, 4, 8, 16)", "(20000, 4, 2, 16)", "torch.bfloat16", "AttentionOptions(0.3, None, 0)"), marks=pytest.mark.slow
+        ),
         pytest.param(("(20000, 4, 8, 16)", "(20000, 4, 2, 16)", "torch.bfloat16", "AttentionOptions(0.3, 2, 0)"), marks=pytest.mark.slow),
     ],
     ids=["flash", "softcap", "window", "batches", "batches_window"],
