@@ -7,6 +7,7 @@ torch makes a CUDA tensor of host memory where DLPack says that it is one, witho
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 import warnings
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ class _Exported:
 
 
 class Devices:
-    """Devices with the given compute capabilities, the first of them current; each has a current stream of its own.
+    """Devices with the given compute capabilities, the first of them current in a new thread; each has a current stream of its own.
 
     ``calls`` are the functions of the CUDA runtime that were called, by the number of the device that was current; ``launches``
     the launches with their streams; ``images`` the machine code that was loaded; ``prepared`` the devices that kernels were set up for;
@@ -72,7 +73,7 @@ class Devices:
     def __init__(self, *capabilities: tuple[int, int]) -> None:
         self.capabilities = capabilities
         self.streams = [0x1000 * (index + 1) for index in range(len(capabilities))]
-        self.current = 0
+        self._thread = threading.local()
         self.calls, self.launches, self.asked, self.allocated, self.images = [], [], [], [], []
         self.prepared = set()
         self.load_seconds = 0.0
@@ -99,6 +100,15 @@ class Devices:
         finally:
             library._destroy()
             forget()
+
+    @property
+    def current(self):
+        """The device that is current: as in CUDA, in this thread."""
+        return getattr(self._thread, "current", 0)
+
+    @current.setter
+    def current(self, index):
+        self._thread.current = index
 
     def capability(self, index):
         self.asked.append(("capability", index))
