@@ -98,6 +98,18 @@ def test_report_says_how_wrong_and_where():
     assert str(result) == f"out: WRONG: worst error 0.5 at (1, 2) (64 ulp), bound {result.bound:.3g}"
 
 
+@pytest.mark.parametrize(("length", "bound"), [(128, 0.0), (129, 8.0), (160, 8.0), (161, 0.0)])
+def test_a_short_last_block_joins_the_one_before(length, bound):
+    """Of one row, say, whose value the baseline hits by luck. Here it does so from row 64 on, or 128."""
+    baseline, actual = torch.zeros(length), torch.zeros(length)
+    baseline[: length - 1 >> 6 << 6] = 1.0
+    actual[-1] = bound + 0.5
+    result = compare("lse", actual, np.zeros(length), baseline, axis=0)
+    assert result.index == (length - 1,)
+    assert not result.ok
+    assert abs(result.bound - bound) < 1e-6
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_non_finite_results_are_never_within_the_bound(value):
     reference = np.zeros((4,))
