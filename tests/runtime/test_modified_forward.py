@@ -39,11 +39,14 @@ def run(arch, shape, dtype, **arguments):
 
 @pytest.mark.parametrize(
     "shape",
-    [AttentionShape(2, 37, 45, 6, 2, 64), pytest.param(AttentionShape(1, 130, 141, 3, 1, 64), marks=pytest.mark.slow)],
+    [
+        AttentionShape(2, 20, 45, 6, 2, 64),
+        *(pytest.param(AttentionShape(*slow, 64), marks=pytest.mark.slow) for slow in ((2, 37, 45, 6, 2), (1, 130, 141, 3, 1))),
+    ],
     ids=str,
 )
 def test_alibi_causal(shape):
-    """Grouped heads, packed and not, odd lengths; functions are not asked about rows, heads and keys that do not exist."""
+    """Heads packed into one tile, into two, and not, odd lengths; functions are not asked about rows, heads and keys that do not exist."""
     run("sm_100a", shape, torch.bfloat16, **options(shape, examples.alibi, causal=True))
 
 
@@ -82,7 +85,7 @@ def test_the_ampere_kernel_takes_them_too():
 
 def test_aux_of_any_strides():
     """Read where it lies, or copied once where the last stride is not 1."""
-    shape = AttentionShape(1, 37, 45, 3, 1, 64)
+    shape = AttentionShape(1, 20, 45, 3, 1, 64)
     expanded = torch.tensor([0.25]).expand(3)
     assert expanded.stride(-1) == 0
     run("sm_100a", shape, torch.bfloat16, causal=True, score_mod="alibi", aux={"slopes": expanded})
@@ -95,7 +98,7 @@ def test_compile_fullgraph(modified):
         return fa4.attention(q, k, v, causal=True, backend="vgpu", arch="sm_100a", **options)
 
     heads = 3 if modified else 1  # so that other tests have compiled the kernel
-    x = make_inputs(AttentionShape(1, 37, 45, heads, 1, 64), torch.bfloat16)
+    x = make_inputs(AttentionShape(1, 20, 45, heads, 1, 64), torch.bfloat16)
     slopes = examples.alibi_slopes(heads)
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x.q, x.k, x.v, slopes), attention(x.q, x.k, x.v, slopes))

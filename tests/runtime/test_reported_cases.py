@@ -42,13 +42,13 @@ def test_1_causal_with_an_open_window_is_causal(attention):
 
 
 def test_2_window_that_hides_every_key(attention):
-    inputs = make_inputs(AttentionShape(1, 130, 130, 1, 1, 64))
+    inputs = make_inputs(AttentionShape(1, 120, 130, 1, 1, 64))
     assert_rows_see_nothing(attention, inputs, slice(None), window_size=WINDOWS_ALL_HIDDEN)
 
 
 @pytest.mark.parametrize("window", WINDOWS_NEAREST_HIDDEN, ids=str)
 def test_2_window_that_hides_the_nearest_keys(attention, window):
-    check(attention, AttentionShape(1, 130, 150, 1, 1, 64), window_size=window)
+    check(attention, AttentionShape(1, 120, 150, 1, 1, 64), window_size=window)
 
 
 # A left bound alone is a kernel of its own. By default left bounds come with right ones: of 0 here, of 9 in test_forward.py.

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.compile, pytest.mark.vgpu]
 
 
 def test_every_schedule_gives_the_same_bits():
-    inputs = make_inputs(AttentionShape(1, 192, 320, 3, 1, 64))
+    inputs = make_inputs(AttentionShape(1, 140, 200, 2, 1, 64))
     results = []
     for (schedule, seed), delay in zip(SCHEDULES, itertools.cycle(["late", "early"])):
         with fa4.settings(vgpu_schedule=schedule, vgpu_seed=seed, vgpu_delay=delay):

@@ -77,7 +77,7 @@ def stay(body=STAY, *, gpu=None, grid=11, cluster=None):
     return out, gpu.reports[0]
 
 
-@pytest.mark.parametrize("resident", [1, 3, 20])
+@pytest.mark.parametrize("resident", [1, 3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("delay", ["late", "early"])
 @pytest.mark.parametrize("checks", [pytest.param("basic", marks=pytest.mark.slow), "isa"])
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)

@@ -44,9 +44,9 @@ DEFAULT = [
     case(problem(64, "causal"), queries=Queries(1)),
     case(problem(64, "causal"), cta_pair=True),
     case(problem(64, "causal"), queries=Queries(1, 4)),
-    case(problem(64, "window")),
+    case(problem(64, "window"), queries=Queries(1)),
     case(problem(64, "full", "float16")),
-    case(problem(64, "full", "float16", softcap=True)),
+    case(problem(64, "full", "float16", softcap=True), queries=Queries(1)),
     case(problem(40, "causal")),
     case(problem(128, "causal")),
     case(problem(192, "causal", head_dim_v=128)),
@@ -62,7 +62,7 @@ FULL = [
         ("window", "bfloat16", True),
     )
 ]
-FULL += [case(problem(128, "causal"), "sm_103a")]
+FULL += [case(problem(128, "causal"), "sm_103a"), case(problem(64, "full", "float16", softcap=True))]
 FULL += [case(problem(d, mask, head_dim_v=dv), cta_pair=True) for d, dv in ((96, 96), (128, 128)) for mask in MASKS]
 FULL += [case(problem(192, mask, head_dim_v=128), cta_pair=True) for mask in ("causal", "window")]
 FULL += [case(problem(64, "window", softcap=capped), queries=few) for few in (Queries(1), Queries(1, 4)) for capped in (False, True)]
