@@ -6,6 +6,7 @@ Importing this module loads neither torch nor cutlass: whether a request fits is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fa4.arch import Arch, get_arch
 from fa4.errors import ArgumentError, UnsupportedError
@@ -370,13 +371,24 @@ ROW_SLOTS = 2
 """Query tiles whose lse and delta are in shared memory at once."""
 
 
+class Second(NamedTuple):
+    """How many columns behind the first half of a tile's queries the second one is."""
+
+    P: int
+    dP: int  # noqa: N815  # the paper's names
+    dS: int  # noqa: N815
+
+
 @dataclass(frozen=True)
 class BackwardColumns:
     """First columns in tensor memory of what the backward computes; ``end`` is one past the last.
 
-    P is in two parts of 32 columns, at the beginning of S and ``second`` further on, dS likewise in dP: each compute warpgroup writes where
-    it alone has read. ``serial``: S and dP overlap, so that one tile is done with before the next begins. ``dq_apart``: dQ keeps clear of
+    Each half of the queries, of which a compute warpgroup has one, has 64 columns of S, then 32 of P in them; of dP, then of dS: ``second``
+    is from the first half to the other. ``parts``: columns of a CTA's dQ that are handed over at a time. ``dq_apart``: dQ keeps clear of
     dS, so that it is computed before dK.
+
+    ``serial``: there is no room for S and dP, so that one tile is done with before the next begins. Of dP the first half has columns of its
+    own. The other takes those of S, once both warpgroups have read it; so P is all in the columns of the first half of S.
     """
 
     S: int
@@ -386,13 +398,16 @@ class BackwardColumns:
     dQ: int  # noqa: N815
     end: int
     arithmetic: str
-    second: int
+    second: Second
+    parts: tuple[int, ...]
     serial: bool
     dq_apart: bool
 
 
 def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> BackwardColumns:
     """The map of tensor memory: dV, dK, then S and dP side by side where that leaves dQ clear of S; dQ at the end, over dP if it must.
+
+    Where it does not (``serial``), dP begins behind S and goes on in it. dQ comes last, from S on: the next S follows its first part.
 
     A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P.
     """
@@ -401,12 +416,17 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
     if cta_pair:
         end = S + 2 * tile
         arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
-        return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, 3 * quarter, False, True)
+        second = Second(3 * quarter, 2 * quarter, 3 * quarter)
+        return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, second, (d // 2,), False, True)
     serial = S + 2 * tile > TMEM_COLUMNS or S + tile + d > TMEM_COLUMNS
-    dP, dQ = TMEM_COLUMNS - tile if serial else S + tile, TMEM_COLUMNS - d
-    needed = max(d, tile + tile // 2) if serial else 2 * tile  # serial: dP begins behind the first half of S, where P begins
-    arithmetic = f"dV {dv} + dK {d} + {'dQ or half of S and dP' if serial else 'S and dP'} {needed} = {S + needed} columns of tensor memory"
-    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, 2 * quarter, serial, not serial and dQ >= dP + 3 * quarter)
+    dP, needed = S + tile, max(d, tile + tile // 2) if serial else 2 * tile
+    what = "dQ, or S and half of dP," if serial else "S and dP"
+    arithmetic = f"dV {dv} + dK {d} + {what} {needed} = {S + needed} columns of tensor memory"
+    if serial:
+        second, parts = Second(quarter, -2 * quarter, -2 * quarter), (tile, d - tile) if d > tile else (d,)
+        return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, parts, True, False)
+    dQ, second = TMEM_COLUMNS - d, Second(2 * quarter, 2 * quarter, 2 * quarter)
+    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (d,), False, dQ >= dP + 3 * quarter)
 
 
 def backward_chunk(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> int:

@@ -46,6 +46,11 @@ def k_offset(rows: int, columns: int, along_rows: bool, step: int) -> int:
     return block * rows * row + within * ELEMENT_BYTES >> 4
 
 
+def n_offset(rows: int, columns: int, k_along_rows: bool, first: int) -> int:
+    """What a descriptor gains where the other dimension, not K, begins at ``first``: a whole swizzle atom."""
+    return first * (rows if k_along_rows else swizzle_columns(columns)) * ELEMENT_BYTES >> 4
+
+
 def instruction(dtype: Any, m: int, n: int, b_along_rows: bool = False, a_along_rows: bool = False) -> int:
     """Instruction descriptor of kind f16: A (m, K), B (n, K) of ``dtype``, float32 sums; K along a row of their tiles, or across."""
     kind = {cutlass.Float16: 0, cutlass.BFloat16: 1}[dtype]

@@ -125,9 +125,10 @@ class TestCompiled:
         config = blackwell_backward_config(task, get_arch(arch))
         found = trips(compile_ptx(task, arch).ptx)
         d, dv = map(padded_head_dim, (task.head_dim, task.head_dim_v))
-        # S and dP over head dims, dV and dK over queries, dQ over the keys of the cluster
+        # S and dP over head dims, dV and dK over queries, dQ over the keys of the cluster; dP and dQ in two parts where tiles are serial
         (mma,), (load,) = found["mma"], found["load"]
-        assert mma["mma"] == (d + dv + 2 * 128 + config.cluster * 128) // 16
+        columns = backward_columns(d, dv, config.cta_pair)
+        assert mma["mma"] == (d + (1 + columns.serial) * dv + 2 * 128 + len(columns.parts) * config.cluster * 128) // 16
         assert load["tma load"] == (4 if config.cta_pair else 2)  # Q and dO, and of a pair their halves for dK and dV
         assert all(trip["ex2"] == 64 * (2 if task.softcap else 1) for trip in found["compute"])
 

@@ -235,11 +235,6 @@ def test_pairs_halve_operands_and_reductions(monkeypatch):
 # Configurations
 
 
-def parts(start, second):
-    """Columns of P in S, or of dS in dP."""
-    return {start + part + i for part in (0, second) for i in range(32)}
-
-
 @pytest.mark.parametrize(("cta_pair", "served"), [(False, 672), (True, 88)], ids=["single", "pair"])
 def test_columns_are_apart_where_they_must_be(cta_pair, served):
     """For all head dims that are served; tensor memory holds what is still needed."""
@@ -252,19 +247,36 @@ def test_columns_are_apart_where_they_must_be(cta_pair, served):
         except UnsupportedError:
             continue
         found += 1
-        starts = columns.dV, columns.dK, columns.S, columns.dP, columns.dQ
-        sizes = padded_head_dim(dv), padded_head_dim(d), 128, 128, padded_head_dim(d) // config.cluster
-        dV, dK, S, dP, dQ = (set(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+        starts = columns.dV, columns.dK, columns.S, columns.dQ
+        sizes = padded_head_dim(dv), padded_head_dim(d), 128, padded_head_dim(d) // config.cluster
+        dV, dK, S, dQ = (set(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+        second = columns.second
+        (dP0, dP1), (P0, P1), (dS0, dS1) = (
+            (set(range(start, start + size)), set(range(start + further, start + further + size)))
+            for start, further, size in ((columns.dP, second.dP, 64), (columns.S, second.P, 32), (columns.dP, second.dS, 32))
+        )
+        dP, P, dS = dP0 | dP1, P0 | P1, dS0 | dS1
+        assert (len(dP), len(P), len(dS)) == (128, 64, 64)
         assert not dV & dK
         assert not (dV | dK) & (S | dP | dQ)
         assert max(dV | dK | S | dP | dQ) < TMEM_COLUMNS
-        assert parts(columns.S, columns.second) <= S
-        if not columns.serial:
+        assert P <= S
+        assert sum(columns.parts) == len(dQ)
+        assert dS0 <= dP0
+        assert dS1 <= dP1
+        if columns.serial:
+            assert not dP0 & S  # which may not have been read
+            assert not dP & P  # which dV may not have read
+            assert min(columns.parts) > 0
+            assert not set(range(columns.dQ + columns.parts[0], columns.dQ + len(dQ))) & S  # which waits for the first part to be read
+        else:
             assert not S & dP
-            assert not dQ & parts(columns.S, columns.second)
+            assert set(range(columns.S, columns.S + 64)) >= P0  # of each warpgroup where it alone has read
+            assert set(range(columns.S + 64, columns.S + 128)) >= P1
+            assert not dQ & P
             assert cta_pair or not dQ & S
         if columns.dq_apart:
-            assert not dQ & parts(columns.dP, columns.second)
+            assert not dQ & dS
     assert found == served
 
 
@@ -275,7 +287,7 @@ def test_budget_and_map_show_their_arithmetic():
         "3072 + 128 x (K 128 + V 128 + 1 stages x Q 128 + dO 128 + dS 128 + K of both 128 + dS to send 64) x 2 + 2 x dQ 128 x 16 x 4 "
         "= 232448 bytes"
     )
-    assert backward_columns(192, 128).arithmetic == "dV 128 + dK 192 + dQ or half of S and dP 192 = 512 columns of tensor memory"
+    assert backward_columns(192, 128).arithmetic == "dV 128 + dK 192 + dQ, or S and half of dP, 192 = 512 columns of tensor memory"
 
 
 def test_bad_configurations_are_refused():

@@ -41,7 +41,7 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
     Warps: eight, two warpgroups; ``half`` says which queries.
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
     Waits: row_full (lse and delta); s_full, dp_full.
-    Signals: p_ready, ds_ready; in a pair s_read.
+    Signals: p_ready, ds_ready; in a pair, and where tiles are serial, s_read, for which the second warpgroup then waits too.
     Order: a user's mask, as bits; S to registers; by chunks softcap, a user's function on scores, masks, and P = exp2(S - lse) to tensor
     memory; p_ready; dP to registers; dS = P (dP - delta), times the slopes of what S went through, to tensor and to shared memory;
     ds_ready.
@@ -87,7 +87,7 @@ def visit(c: Context, work: Work, who: Who, tile: Int32, at: State, masked: cutl
         seen = [c.modifiers.seen(each, ALONG_QUERIES, masked) for each in asked]
     c.barriers.row_full.wait(at.slot.index, at.slot.phase)
     c.barriers.s_full.wait(0, at.phase)
-    P = probabilities(c, work, who, (first, key), seen, at.slot.index, masked)
+    P = probabilities(c, work, who, (first, key), seen, at, masked)
     if const_expr(c.config.needed.dv):
         c.barriers.p_ready.arrive(0)
     if const_expr(c.config.needed.scores):
@@ -97,7 +97,7 @@ def visit(c: Context, work: Work, who: Who, tile: Int32, at: State, masked: cutl
 
 @cute.jit
 def probabilities(
-    c: Context, work: Work, who: Who, where: tuple[Place, Int32], seen: list[Int32], slot: Int32, masked: cutlass.Constexpr[bool]
+    c: Context, work: Work, who: Who, where: tuple[Place, Int32], seen: list[Int32], at: State, masked: cutlass.Constexpr[bool]
 ) -> cute.Tensor:
     """P of this thread to tensor memory; returns it in float32, times the slopes of softcap and of a user's function on scores.
 
@@ -105,11 +105,14 @@ def probabilities(
     mask, its words for each 32 queries.
     """
     (half, thread, _), (first, key) = who, where
-    address, to = c.columns.S + half * QUERIES, c.columns.S + half * c.columns.second
+    address, to = c.columns.S + half * QUERIES, c.columns.S + half * c.columns.second.P
     P = cute.make_rmem_tensor(QUERIES, Float32)
     load_columns(address, P, thread)
-    if const_expr(c.config.cta_pair and c.config.needed.dq):
+    if const_expr(c.columns.serial or (c.config.cta_pair and c.config.needed.dq)):
         c.barriers.s_read.arrive(0)
+    if const_expr(c.columns.serial and c.config.needed.dv):
+        if half == 1:  # whose P goes where the other half of S was
+            c.barriers.s_read.wait(0, at.phase)
     if const_expr(not c.config.needed.dv):  # nobody waits for P
         c.barriers.p_ready.arrive(0)
     modified, capping = c.modifiers.score is not None, c.scalars.gain is not None
@@ -124,13 +127,13 @@ def probabilities(
                 part[i] = capped(part[i], c.scalars.gain)
                 slope[i] = 1.0 - 4.0 * part[i] * part[i]
         if const_expr(modified):
-            at = c.modifiers.moved(first, Int32(begin), ALONG_QUERIES, False)
-            c.modifiers.change(part, at, ALONG_QUERIES, masked, slope)
+            place = c.modifiers.moved(first, Int32(begin), ALONG_QUERIES, False)
+            c.modifiers.change(part, place, ALONG_QUERIES, masked, slope)
         if const_expr(masked):
             hide(in_band(c, work, key, first[2] + begin), part)
         if const_expr(c.modifiers.mask is not None):
             hide(seen[begin // CHUNK] >> begin % CHUNK, part)
-        lse, scale = statistic(c.shared.sLSE, half, begin, size, slot), c.scalars.scale_log2
+        lse, scale = statistic(c.shared.sLSE, half, begin, size, at.slot.index), c.scalars.scale_log2
         for i in cutlass.range_constexpr(0, size, 2):
             part[i], part[i + 1] = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
         part.store(cute.math.exp2(part.load(), fastmath=True))
@@ -151,7 +154,7 @@ def probabilities(
 def dscores(c: Context, P: cute.Tensor, who: Who, slot: Int32, phase: Int32) -> None:
     """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
     half, thread, _ = who
-    address, to = c.columns.dP + half * QUERIES, c.columns.dP + half * c.columns.second
+    address, to = c.columns.dP + half * c.columns.second.dP, c.columns.dP + half * c.columns.second.dS
     c.barriers.dp_full.wait(0, phase)
     words = cute.make_rmem_tensor(QUERIES // 2, Float32)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):

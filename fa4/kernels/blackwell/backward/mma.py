@@ -13,7 +13,7 @@ from fa4.config import ELEMENT_BYTES, TMEM_LANES, padded_head_dim
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.blackwell.backward.storage import tile_shapes
 from fa4.kernels.common.barrier import Slot, commit, following, tell
-from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts
+from fa4.kernels.common.tcgen05 import K_STEP, NEGATE_A, descriptor, instruction, k_offset, multiply_ss, multiply_ts, n_offset
 from fa4.kernels.common.tensor_memory import first_column
 
 TILE = TMEM_LANES
@@ -32,9 +32,10 @@ class Operand:
         """The operand at a tensor's address."""
         return Operand(descriptor(tile.iterator.toint(), *shape), shape)
 
-    def step(self, k: int, along_rows: bool, slot: Int32 | int = 0) -> Int64:
-        """Descriptor of a step of K, which runs along a row, or ``along_rows`` from row to row."""
-        return self.start + Int64(slot * (self.shape[0] * self.shape[1] * ELEMENT_BYTES >> 4)) + k_offset(*self.shape, along_rows, k)
+    def step(self, k: int, along_rows: bool, slot: Int32 | int = 0, first: int = 0) -> Int64:
+        """Descriptor of a step of K, which runs along a row, or ``along_rows`` from row to row; ``first`` of the other dimension on."""
+        start = self.start + Int64(slot * (self.shape[0] * self.shape[1] * ELEMENT_BYTES >> 4))
+        return start + (k_offset(*self.shape, along_rows, k) + n_offset(*self.shape, along_rows, first))
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,33 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
     """dP^T = V dO^T; then dp_full."""
     if const_expr(c.config.needed.scores):
         c.barriers.do_full.wait(0, state.step & 1)
-        how = Int32(instruction(c.dtype, c.tile_n, TILE))
-        with cute.arch.elect_one():
-            for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
-                multiply_ss(p.tmem + c.columns.dP, p.V.step(k, False), p.dO.step(k, False), how, Int32(k > 0), c.config.cluster)
+        if const_expr(c.columns.serial):
+            if const_expr(c.config.needed.dq and len(c.columns.parts) > 1):
+                c.barriers.dq_empty.wait(1, state.step & 1 ^ 1)
+            some_of_dprobabilities(c, p, 0, TILE // 2)
+            c.barriers.s_read.wait(0, state.step & 1)
+            some_of_dprobabilities(c, p, TILE // 2, TILE)
+        else:
+            some_of_dprobabilities(c, p, 0, TILE)
+
+
+@cute.jit
+def some_of_dprobabilities(c: Context, p: Products, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]) -> None:
+    """Those of some of the queries."""
+    how = Int32(instruction(c.dtype, c.tile_n, end - begin))
+    to = c.columns.dP + (c.columns.second.dP if begin > 0 else 0)
+    with cute.arch.elect_one():
+        for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
+            multiply_ss(p.tmem + to, p.V.step(k, False), p.dO.step(k, False, first=begin), how, Int32(k > 0), c.config.cluster)
+        if const_expr(end == TILE):
             tell(c, c.barriers.dp_full.at(0))
             if const_expr(c.config.cta_pair or last_of_dout(c) == "dP"):
                 tell(c, c.barriers.do_empty.at(0))
 
 
 def last_of_dout(c: Context) -> str:
-    """Which product reads a tile of dO last: dV, which waits for P, where dP does not wait for dV."""
-    return "dV" if c.config.needed.dv and not (c.columns.serial and c.config.needed.scores) else "dP"
+    """Which product reads a tile of dO last: dV, which waits for P."""
+    return "dV" if c.config.needed.dv else "dP"
 
 
 def last_of_rows(c: Context) -> str:
@@ -108,7 +124,7 @@ def dvalues(c: Context, p: Products, state: State) -> None:
             b.dot_full.wait(0, state.step & 1)
         elif const_expr(not c.config.needed.scores):
             b.do_full.wait(0, state.step & 1)
-        transposed(c, p, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1])), p.dOt, 0, state.step)
+        transposed(c, p, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1]), c.columns.second.P), p.dOt, 0, state.step)
         if const_expr(c.config.cta_pair):
             commit(c, b.dot_empty.at(0))
         elif const_expr(last_of_dout(c) == "dV"):
@@ -123,7 +139,9 @@ def dkeys(c: Context, p: Products, state: State) -> None:
     if const_expr(c.config.needed.dk):
         if const_expr(c.config.cta_pair):
             c.barriers.qt_full.wait(0, state.step & 1)
-        transposed(c, p, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0])), p.Qt, state.slot.index, state.step)
+        transposed(
+            c, p, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0]), c.columns.second.dS), p.Qt, state.slot.index, state.step
+        )
         commit(c, rows_empty(c, state))
 
 
@@ -134,16 +152,16 @@ def rows_empty(c: Context, state: State) -> cute.Pointer:
 
 @cute.jit
 def transposed(
-    c: Context, p: Products, columns: cutlass.Constexpr[tuple[int, int, int]], b: Operand, slot: Int32 | int, step: Int32
+    c: Context, p: Products, columns: cutlass.Constexpr[tuple[int, int, int, int]], b: Operand, slot: Int32 | int, step: Int32
 ) -> None:
-    """D (+)= A B of ``columns`` (where D is, where A is, how many D has): A (keys, queries) in two parts of 64 queries."""
-    to, a, n = columns
+    """D (+)= A B of ``columns`` (where D is, where A is, how many D has, where A goes on): A (keys, queries) in two parts of 64 queries."""
+    to, a, n, second = columns
     how = Int32(instruction(c.dtype, c.tile_n, n, b_along_rows=True))
     half = TILE // K_STEP // 2
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(2 * half):
             keep = Int32(step > 0) if const_expr(k == 0) else Int32(1)
-            at = a + k // half * c.columns.second + k % half * (K_STEP // 2)
+            at = a + k // half * second + k % half * (K_STEP // 2)
             multiply_ts(p.tmem + to, p.tmem + at, b.step(k, True, slot), how, keep, c.config.cluster)
 
 
@@ -151,14 +169,20 @@ def transposed(
 def dqueries(c: Context, p: Products, state: State) -> None:
     """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full. Without dK Q is free, then."""
     if const_expr(c.config.needed.dq):
-        how = Int32(instruction(c.dtype, TILE, padded_head_dim(c.head_dims[0]), b_along_rows=True, a_along_rows=True))
-        c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
-        with cute.arch.elect_one():
-            for k in cutlass.range_constexpr(c.tile_n // K_STEP):
-                multiply_ss(p.tmem + c.columns.dQ, p.dS.step(k, True), p.Kt.step(k, True), how, Int32(k > 0), c.config.cluster)
-            tell(c, c.barriers.dq_full.at(0))
-            if const_expr(last_of_rows(c) == "dQ"):
-                tell(c, rows_empty(c, state))
+        parts, first = c.columns.parts, 0
+        if const_expr(not c.columns.serial):  # whose S and dP have waited
+            c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
+        for part in cutlass.range_constexpr(len(parts)):
+            n = parts[part] * c.config.cluster
+            how = Int32(instruction(c.dtype, TILE, n, b_along_rows=True, a_along_rows=True))
+            with cute.arch.elect_one():
+                for k in cutlass.range_constexpr(c.tile_n // K_STEP):
+                    a, b = p.dS.step(k, True), p.Kt.step(k, True, first=first)
+                    multiply_ss(p.tmem + c.columns.dQ + first, a, b, how, Int32(k > 0), c.config.cluster)
+                tell(c, c.barriers.dq_full.at(part))
+                if const_expr(last_of_rows(c) == "dQ" and part == len(parts) - 1):
+                    tell(c, rows_empty(c, state))
+            first = first + n
 
 
 @cute.jit
@@ -183,7 +207,7 @@ def run(c: Context, work: Work) -> None:
     Waits: k_full, v_full; q_full, do_full; p_ready before dV; ds_ready before dK and dQ; dq_empty before what overwrites dQ.
     Signals: s_full, dp_full, dq_full, q_empty, do_empty; at the end dv_full, dk_full; all by commit.
     Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
-    last. With D + Dv > 256 (``serial``) S, dV, dP, dK, dQ of one tile before the next.
+    last. With D + Dv > 256 (``serial``) S, dP, dV, dK, dQ of one tile before the next; half of dP waits for s_read.
 
     Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for s_read and moved before dQ; it signals qt_empty
     and dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
@@ -279,18 +303,17 @@ def paired(c: Context, p: Products, work: Work) -> None:
 
 @cute.jit
 def one_by_one(c: Context, p: Products, work: Work) -> None:
-    """Where S, dP and dQ overlap: P gives way to dP, and S waits for dQ to be read."""
+    """Where there is no room for S and dP: half of dP comes while P is worked out. The next S waits for the first part of dQ to be read."""
     state = State(Slot(Int32(0), Int32(0)), Int32(0))
     for step in cutlass.range(work.steps, unroll=1):
         if const_expr(c.config.needed.dq):
             c.barriers.dq_empty.wait(0, step & 1 ^ 1)
         scores(c, p, state)
-        c.barriers.do_full.wait(0, step & 1)
-        dvalues(c, p, state)
         if const_expr(c.config.needed.scores):
             if step == 0:
                 c.barriers.v_full.wait(0, 0)
         dprobabilities(c, p, state)
+        dvalues(c, p, state)
         from_scores(c, p, state)
         state = State(following(state.slot, c.config.stages), step + 1)
     values_done(c)

@@ -23,6 +23,9 @@ the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits a
     compute --sent-->  relay of the other CTA --moved-->  mma       half of dS
     mma --dq_full-->  compute                      dS in shared memory has been read
         <--s_read---                               S has been read: dQ of the tile before goes between the parts of P
+
+Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says so to mma, since half of dP goes there, and to the second compute
+warpgroup, whose P does; ``dq_full`` and ``dq_empty`` are there for each part of dQ.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int64
 
-from fa4.config import ROW_SLOTS, WARP, BlackwellBackwardConfig
+from fa4.config import ROW_SLOTS, WARP, BackwardColumns, BlackwellBackwardConfig
 from fa4.kernels.common.barrier import Barrier, arrivals
 
 WARPS = 4
 GROUP = WARPS * WARP
 """Threads of a warpgroup."""
 
-# name: (arrivals, whether there is one for each tile of Q in shared memory rather than a single one)
+# name: (arrivals, whether there is one for each tile of Q in shared memory, or what ``Barriers.allocate`` says, rather than a single one)
 GRAPH = {
     "k_full": (1, False),  # load, with the bytes of K, to mma
     "v_full": (1, False),  # load, with the bytes of V, to mma
@@ -55,8 +58,8 @@ GRAPH = {
     "p_ready": (2 * GROUP, False),  # compute: P is in tensor memory, and S has been read
     "dp_full": (1, False),  # mma, by commit: dP is complete, and so are the products that read the dS before
     "ds_ready": (2 * GROUP, False),  # compute: dS is in tensor and in shared memory, and dP has been read
-    "dq_full": (1, False),  # mma, by commit: dQ is complete
-    "dq_empty": (GROUP, False),  # reduce has read it
+    "dq_full": (1, True),  # mma, by commit: dQ is complete
+    "dq_empty": (GROUP, True),  # reduce has read it
     "dv_full": (1, False),  # mma, by commit: dV is complete, and V is no longer read
     "dk_full": (1, False),  # mma, by commit: dK is complete, and K is no longer read
     "dv_ready": (2 * GROUP, False),  # compute to epilogue: dV is where V was
@@ -71,8 +74,9 @@ PAIRED = {
     "dot_empty": (1, False),  # mma, by commit: dV of the tile is complete
     "sent": (1, False),  # relay, with the bytes of dS that the other CTA sends
     "moved": (WARP, False),  # relay to mma: they have come
-    "s_read": (2 * GROUP, False),  # compute has read S, between whose halves dQ goes
 }
+# Where others take columns of S once it has been read: dQ of a pair, half of dP where tiles are serial.
+TAKEN = {"s_read": (2 * GROUP, False)}  # compute has read S
 JOINT = ("p_ready", "ds_ready", "dq_empty", "moved", "s_read")
 """In a pair warps of both CTAs arrive at the leader's."""
 
@@ -82,7 +86,7 @@ TENSOR_MEMORY = ("s_full", "s_read", "p_ready", "dp_full", "ds_ready", "dq_full"
 
 @dataclass(frozen=True)
 class Barriers:
-    """The barriers of ``GRAPH``, and those of ``PAIRED``, which do not exist without a pair."""
+    """The barriers of ``GRAPH``, and those of ``PAIRED`` and ``TAKEN``, which not every kernel has."""
 
     k_full: Barrier
     v_full: Barrier
@@ -109,30 +113,26 @@ class Barriers:
     sent: Barrier
     moved: Barrier
     s_read: Barrier
+    counts: tuple[int, ...]
 
     @staticmethod
-    def counts(config: BlackwellBackwardConfig) -> dict[str, list[int]]:
-        """Arrivals of each mbarrier, in the order they lie in memory."""
-        graph = {**GRAPH, **(PAIRED if config.cta_pair else {})}
-        rings = {"row_full": ROW_SLOTS}
-        return {
+    def allocate(allocator: Any, config: BlackwellBackwardConfig, columns: BackwardColumns) -> Barriers:
+        """Shared memory for all of them, in the order of the graph; ``counts`` are the arrivals of each."""
+        graph = {**GRAPH, **(PAIRED if config.cta_pair else {}), **(TAKEN if config.cta_pair or columns.serial else {})}
+        rings = {"row_full": ROW_SLOTS, "dq_full": len(columns.parts), "dq_empty": len(columns.parts)}
+        counts = {
             name: [arrivals(count, config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
             for name, (count, ring) in graph.items()
         }
-
-    @staticmethod
-    def allocate(allocator: Any, config: BlackwellBackwardConfig) -> Barriers:
-        """Shared memory for all of them."""
-        counts = Barriers.counts(config)
         start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
-        barriers, at = dict.fromkeys(PAIRED, Barrier(start)), 0
+        barriers, at = dict.fromkeys((*PAIRED, *TAKEN), Barrier(start)), 0
         for name, each in counts.items():
             barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, name in TENSOR_MEMORY)
             at += len(each)
-        return Barriers(**barriers)
+        return Barriers(**barriers, counts=tuple(chain.from_iterable(counts.values())))
 
     @cute.jit
     def initialise(self, config: cutlass.Constexpr[BlackwellBackwardConfig]) -> None:
         """By one thread, before any other uses them."""
-        for i, count in enumerate(chain.from_iterable(Barriers.counts(config).values())):
+        for i, count in enumerate(self.counts):
             cute.arch.mbarrier_init(self.k_full.start + i, count)

@@ -83,25 +83,29 @@ def wait_turn(turn: Turn) -> None:
 
 @cute.jit
 def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn: Turn | None) -> None:
-    """One query tile: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
+    """One query tile, part by part: ``where`` are the floats from which on a warp's 32 rows lie, the warp, and the lane."""
     rows, warp, lane = where
     d, chunk = columns_of(c), backward_chunk(c.config, *c.head_dims)
-    at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if d % n == 0)
-    number = 0
-    for first in cutlass.range_constexpr(0, d, at_once):
-        dQ = cute.make_rmem_tensor(at_once, Float32)
-        size = at_once & -at_once  # a load takes a power of two
-        for part in cutlass.range_constexpr(0, at_once, size):
-            values = cute.make_tensor(dQ.iterator + part, cute.make_layout(size))
-            load_columns(c.columns.dQ + first + part, values, warp * WARP + lane)
-        if const_expr(first + at_once == d):
-            c.barriers.dq_empty.arrive(0)
-        if const_expr(first == 0 and turn is not None):
-            wait_turn(turn)
-        for begin in cutlass.range_constexpr(0, at_once, chunk):
-            stage = (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
-            send(c, dQ, begin, (rows + dq_offset(0, first + begin, d), warp, lane), stage)
-            number = number + 1
+    parts, number, end = c.columns.parts, 0, 0
+    for part in cutlass.range_constexpr(len(parts)):
+        begin, end = end, end + parts[part]
+        at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if parts[part] % n == 0)
+        if const_expr(part > 0):
+            c.barriers.dq_full.wait(part, phase)
+        for first in cutlass.range_constexpr(begin, end, at_once):
+            dQ = cute.make_rmem_tensor(at_once, Float32)
+            size = at_once & -at_once  # a load takes a power of two
+            for some in cutlass.range_constexpr(0, at_once, size):
+                values = cute.make_tensor(dQ.iterator + some, cute.make_layout(size))
+                load_columns(c.columns.dQ + first + some, values, warp * WARP + lane)
+            if const_expr(first + at_once == end):
+                c.barriers.dq_empty.arrive(part)
+            if const_expr(first == 0 and turn is not None):
+                wait_turn(turn)
+            for at in cutlass.range_constexpr(0, at_once, chunk):
+                stage = (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
+                send(c, dQ, at, (rows + dq_offset(0, first + at, d), warp, lane), stage)
+                number = number + 1
 
 
 @cute.jit

@@ -10,6 +10,11 @@ two compute warpgroups has 64 queries, 64 columns, of which P, in 16 bits, takes
 another one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0 to 63, the second half of their columns in the others::
 
     | dV      | dK      | S: P dQ  dQ P                 | dP: dS . . dS                |
+
+Where S and dP do not fit side by side, (192, 128), the second half of dP lies in the columns of S, and P in those of its first half::
+
+    0        128             320                            512
+    | dV      | dK            | P P  dP: dS .   | dP: dS .   |      dQ over all of it
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
 
-from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, padded_head_dim
+from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, backward_columns, padded_head_dim
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
 from fa4.kernels.common.dq_layout import VECTOR
 from fa4.kernels.common.tma import tiles
@@ -74,7 +79,7 @@ class Shared:
 def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype: Any) -> Shared:
     """Lay the tiles out; sizes are those of ``fa4.config.backward_shared_memory``."""
     allocator = memory.SmemAllocator()
-    barriers = Barriers.allocate(allocator, config)
+    barriers = Barriers.allocate(allocator, config, backward_columns(*head_dims, config.cta_pair))
     address = allocator.allocate_array(Int32, 1)
     statistics = allocator.allocate_tensor(Float32, cute.make_layout((2 * TMEM_LANES, ROW_SLOTS)), 16)
     rows = cute.make_layout((TMEM_LANES, ROW_SLOTS), stride=(1, 2 * TMEM_LANES))
