@@ -10,7 +10,7 @@ import torch
 from backward_call import ARCH, Options, gradients, problem_of
 from test_blackwell_backward import paired, single
 
-from fa4.config import BlackwellBackwardConfig, Needed, padded_head_dim
+from fa4.config import BlackwellBackwardConfig, Needed, backward_columns, padded_head_dim
 from fa4.kernels.blackwell.backward.kernel import BlackwellBackward
 from fa4.testing import AttentionShape, make_inputs
 from fa4.vgpu import Gpu
@@ -42,8 +42,9 @@ run_full = cache(lambda *case: run(*case[:2], Needed(), case[2]))
 def products(shape, needed, cluster):
     """Instructions of the tensor core for a query tile and the keys of a cluster."""
     d, dv = padded_head_dim(shape.head_dim), padded_head_dim(shape.head_dim_v or shape.head_dim)
-    found = d // 16 + (dv // 16) * needed.scores  # S, dP
-    return found + 8 * (needed.dv + needed.dk + cluster * needed.dq)
+    columns = backward_columns(d, dv, cluster == 2)
+    found = d // 16 + (1 + columns.serial) * (dv // 16) * needed.scores  # S, dP, by halves where tiles are serial
+    return found + 8 * (needed.dv + needed.dk + len(columns.parts) * cluster * needed.dq)
 
 
 def count(report, opcode):
