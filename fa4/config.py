@@ -371,8 +371,8 @@ ROW_SLOTS = 2
 """Query tiles whose lse and delta are in shared memory at once."""
 
 
-class Second(NamedTuple):
-    """How many columns behind the first half of a tile's queries the second one is."""
+class Strides(NamedTuple):
+    """From the first column of the first half of a tile's queries to that of the second one."""
 
     P: int
     dP: int  # noqa: N815  # the paper's names
@@ -383,12 +383,12 @@ class Second(NamedTuple):
 class BackwardColumns:
     """First columns in tensor memory of what the backward computes; ``end`` is one past the last.
 
-    Each half of the queries, of which a compute warpgroup has one, has 64 columns of S, then 32 of P in them; of dP, then of dS: ``second``
-    is from the first half to the other. ``parts``: columns of a CTA's dQ that are handed over at a time. ``dq_apart``: dQ keeps clear of
-    dS, so that it is computed before dK.
+    Each half of the queries, of which a compute warpgroup has one, has 64 columns of S and 32 of P, and 64 of dP with 32 of dS in them:
+    ``second`` says how far from those of the first half. P lies where the warpgroup itself has read S. ``parts``: columns of a CTA's dQ
+    that are handed over at a time. ``dq_apart``: dQ keeps clear of dS, so that it is computed before dK.
 
-    ``serial``: there is no room for S and dP, so that one tile is done with before the next begins. Of dP the first half has columns of its
-    own. The other takes those of S, once both warpgroups have read it; so P is all in the columns of the first half of S.
+    ``serial``: there is no room for S, dP and dQ, so that one tile is done with before the next begins. Of dP the first half has columns of
+    its own. The other takes those of S, once both warpgroups have read it; so P is all in the columns of the first half of S.
     """
 
     S: int
@@ -398,7 +398,7 @@ class BackwardColumns:
     dQ: int  # noqa: N815
     end: int
     arithmetic: str
-    second: Second
+    second: Strides
     parts: tuple[int, ...]
     serial: bool
     dq_apart: bool
@@ -416,16 +416,16 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
     if cta_pair:
         end = S + 2 * tile
         arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
-        second = Second(3 * quarter, 2 * quarter, 3 * quarter)
+        second = Strides(3 * quarter, 2 * quarter, 3 * quarter)
         return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, second, (d // 2,), False, True)
     serial = S + 2 * tile > TMEM_COLUMNS or S + tile + d > TMEM_COLUMNS
     dP, needed = S + tile, max(d, tile + tile // 2) if serial else 2 * tile
     what = "dQ, or S and half of dP," if serial else "S and dP"
     arithmetic = f"dV {dv} + dK {d} + {what} {needed} = {S + needed} columns of tensor memory"
     if serial:
-        second, parts = Second(quarter, -2 * quarter, -2 * quarter), (tile, d - tile) if d > tile else (d,)
+        second, parts = Strides(quarter, -2 * quarter, -2 * quarter), (tile, d - tile) if d > tile else (d,)
         return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, parts, True, False)
-    dQ, second = TMEM_COLUMNS - d, Second(2 * quarter, 2 * quarter, 2 * quarter)
+    dQ, second = TMEM_COLUMNS - d, Strides(2 * quarter, 2 * quarter, 2 * quarter)
     return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (d,), False, dQ >= dP + 3 * quarter)
 
 

@@ -47,7 +47,8 @@ def k_offset(rows: int, columns: int, along_rows: bool, step: int) -> int:
 
 
 def n_offset(rows: int, columns: int, k_along_rows: bool, first: int) -> int:
-    """What a descriptor gains where the other dimension, not K, begins at ``first``: a whole swizzle atom."""
+    """What a descriptor gains where the other dimension, not K, begins at ``first``, at a swizzle atom (eight rows, or its width)."""
+    assert first % (swizzle_columns(columns) if k_along_rows else 8) == 0
     return first * (rows if k_along_rows else swizzle_columns(columns)) * ELEMENT_BYTES >> 4
 
 

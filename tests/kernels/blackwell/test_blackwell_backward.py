@@ -76,8 +76,9 @@ def test_gradients(shape, options, configure, dtype, how):
 
 LENGTHS = [(65, 129), (128, 256), (300, 77), (1, 17), (256, 640)]
 HEADS = [(1, 1), (4, 1), (3, 1)]
-# A pair has at most 128 columns of dK.
-KERNELS = [*itertools.product([(64, 64), (96, 96), (128, 128)], [single, paired]), ((192, 128), single)]
+# A pair has at most 128 columns of dK. The last four are serial: swizzles of 128, 32 and 32 bytes in the second part of dQ, or one part.
+SERIAL = [(192, 128), (144, 112), (240, 16), (64, 256)]
+KERNELS = [*itertools.product([(64, 64), (96, 96), (128, 128)], [single, paired]), *itertools.product(SERIAL, [single])]
 
 
 @pytest.mark.slow

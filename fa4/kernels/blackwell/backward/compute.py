@@ -40,8 +40,8 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
 
     Warps: eight, two warpgroups; ``half`` says which queries.
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
-    Waits: row_full (lse and delta); s_full, dp_full.
-    Signals: p_ready, ds_ready; in a pair, and where tiles are serial, s_read, for which the second warpgroup then waits too.
+    Waits: row_full (lse and delta); s_full, dp_full. Where tiles are serial the second warpgroup, before it writes P: s_read.
+    Signals: p_ready, ds_ready; in a pair, and where tiles are serial, s_read.
     Order: a user's mask, as bits; S to registers; by chunks softcap, a user's function on scores, masks, and P = exp2(S - lse) to tensor
     memory; p_ready; dP to registers; dS = P (dP - delta), times the slopes of what S went through, to tensor and to shared memory;
     ds_ready.

@@ -91,7 +91,7 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
 
 @cute.jit
 def some_of_dprobabilities(c: Context, p: Products, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]) -> None:
-    """Those of some of the queries."""
+    """DP^T of some of the queries; behind the last of them dp_full, and do_empty where no other product reads dO."""
     how = Int32(instruction(c.dtype, c.tile_n, end - begin))
     to = c.columns.dP + (c.columns.second.dP if begin > 0 else 0)
     with cute.arch.elect_one():
@@ -207,7 +207,7 @@ def run(c: Context, work: Work) -> None:
     Waits: k_full, v_full; q_full, do_full; p_ready before dV; ds_ready before dK and dQ; dq_empty before what overwrites dQ.
     Signals: s_full, dp_full, dq_full, q_empty, do_empty; at the end dv_full, dk_full; all by commit.
     Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
-    last. With D + Dv > 256 (``serial``) S, dP, dV, dK, dQ of one tile before the next; half of dP waits for s_read.
+    last. Where tiles are ``serial``: S, dP, dV, dK, dQ of one tile before the next; half of dP waits for s_read.
 
     Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for s_read and moved before dQ; it signals qt_empty
     and dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
@@ -303,7 +303,7 @@ def paired(c: Context, p: Products, work: Work) -> None:
 
 @cute.jit
 def one_by_one(c: Context, p: Products, work: Work) -> None:
-    """Where there is no room for S and dP: half of dP comes while P is worked out. The next S waits for the first part of dQ to be read."""
+    """``serial``: half of dP comes while P is worked out, all before dV. The next S waits for the first part of dQ to be read."""
     state = State(Slot(Int32(0), Int32(0)), Int32(0))
     for step in cutlass.range(work.steps, unroll=1):
         if const_expr(c.config.needed.dq):

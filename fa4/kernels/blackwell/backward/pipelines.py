@@ -24,8 +24,8 @@ the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits a
     mma --dq_full-->  compute                      dS in shared memory has been read
         <--s_read---                               S has been read: dQ of the tile before goes between the parts of P
 
-Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says so to mma, since half of dP goes there, and to the second compute
-warpgroup, whose P does; ``dq_full`` and ``dq_empty`` are there for each part of dQ.
+Where tiles are serial (``BackwardColumns.serial``), ``s_read`` goes to mma, since half of dP takes columns of S, and to the second compute
+warpgroup, whose P takes others; ``dq_full`` and ``dq_empty`` are there for each part of dQ.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
     Owns: sdQ; dQ in tensor memory, from dq_full to dq_empty.
     Waits: dq_full; its own bulk copies, before it writes shared memory again. Deterministic: the block's semaphore.
     Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
-    Order: dQ to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
+    Order: for each part of dQ: to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
     """
     warp, lane = cute.arch.make_warp_uniform(thread // WARP), thread % WARP
     phase = Int32(0)

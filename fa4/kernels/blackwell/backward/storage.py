@@ -11,7 +11,7 @@ another one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0
 
     | dV      | dK      | S: P dQ  dQ P                 | dP: dS . . dS                |
 
-Where S and dP do not fit side by side, (192, 128), the second half of dP lies in the columns of S, and P in those of its first half::
+Where there is no room for S, dP and dQ, (192, 128), the second half of dP lies in the columns of S, and P in those of S's first half::
 
     0        128             320                            512
     | dV      | dK            | P P  dP: dS .   | dP: dS .   |      dQ over all of it
