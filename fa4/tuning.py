@@ -133,18 +133,18 @@ def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) 
 
 
 def with_pair(config: KernelConfig, pair: bool, head_dim: int, head_dim_v: int) -> KernelConfig:
-    """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are."""
+    """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are.
+
+    Where a thread of the backward reads dQ by parts of 64 columns at most, 136 registers hold them. There compute needs more than 144: of
+    a pair it spills one with a window and a softcap, with serial tiles up to 26 with functions on scores.
+    """
     if isinstance(config, BlackwellForwardConfig):
         return with_stages(replace(config, cta_pair=pair, stages=2, v_apart=False), head_dim, head_dim_v)
     if isinstance(config, BlackwellBackwardConfig):
-        stages = 1 if pair or backward_columns(head_dim, head_dim_v).serial else 2
-        return replace(config, cta_pair=pair, stages=stages, registers=_PAIR_REGISTERS if pair else _ALONE_REGISTERS)
+        by_parts = pair or backward_columns(head_dim, head_dim_v).serial
+        stages, registers = (1, (152, 136, 72)) if by_parts else (2, (144, 152, 72))
+        return replace(config, cta_pair=pair, stages=stages, registers=registers)
     return config
-
-
-_ALONE_REGISTERS = (144, 152, 72)
-_PAIR_REGISTERS = (152, 136, 72)
-"""Of the backward. A thread of a pair has half of a row of dQ; with 144 compute spills one where there are a window and a softcap."""
 
 
 def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> BlackwellForwardConfig:

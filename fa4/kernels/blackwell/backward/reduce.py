@@ -13,9 +13,6 @@ from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.common.dq_layout import VECTOR, dq_offset
 from fa4.kernels.common.tensor_memory import load_columns
 
-MOST_COLUMNS = 128
-"""Columns in registers at a time."""
-
 
 @cute.jit
 def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None, thread: Int32) -> None:
@@ -57,6 +54,11 @@ def columns_of(c: Context) -> int:
     return padded_head_dim(c.head_dims[0]) // c.config.cluster
 
 
+def most_columns(c: Context) -> int:
+    """Columns that a thread has in registers at a time."""
+    return 128 if c.config.registers[1] >= 152 else 64
+
+
 class Turn(NamedTuple):
     """The semaphore of a block of rows, and what it says when it is this CTA's turn."""
 
@@ -89,7 +91,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
     parts, number, end = c.columns.parts, 0, 0
     for part in cutlass.range_constexpr(len(parts)):
         begin, end = end, end + parts[part]
-        at_once = max(n for n in range(chunk, MOST_COLUMNS + 1, chunk) if parts[part] % n == 0)
+        at_once = max(n for n in range(chunk, most_columns(c) + 1, chunk) if parts[part] % n == 0)
         if const_expr(part > 0):
             c.barriers.dq_full.wait(part, phase)
         for first in cutlass.range_constexpr(begin, end, at_once):
