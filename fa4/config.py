@@ -340,7 +340,7 @@ class BlackwellBackwardConfig:
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has 128 keys of its own and half of every
     operand that both multiply by, and adds half of each dQ tile, summed over the keys of both. Work for gradients that are not ``needed``
-    is left out.
+    is left out. ``exp2`` says which part of P is emulated, of a thread's 64 queries.
     """
 
     stages: int
@@ -349,6 +349,7 @@ class BlackwellBackwardConfig:
     l2_budget: int = 63 << 20
     cta_pair: bool = False
     needed: Needed = Needed()
+    exp2: Exp2Policy = Exp2Policy()
 
     def __post_init__(self) -> None:
         """Refuse what the hardware cannot do."""

@@ -189,7 +189,8 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
     order = "spt" if problem.deterministic else "lpt" if masked else "single"
     padded = padded_head_dim(d), padded_head_dim(dv)
     pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
-    row = with_pair(BlackwellBackwardConfig(1, order=order, l2_budget=int(arch.l2) // 2), pair, d, dv)
+    row = BlackwellBackwardConfig(1, order=order, l2_budget=int(arch.l2) // 2, exp2=exp2_policy(problem, arch))
+    row = with_pair(row, pair, d, dv)
     assert isinstance(row, BlackwellBackwardConfig)
     return row
 
@@ -287,11 +288,16 @@ _EXP2_SM_100A = (
     ),
 )
 
+_EXP2_SM_100A_BACKWARD = Exp2Policy(4)
+"""Compute waits for S and others wait for P: a shorter turn of it helps at every head dim, and a larger share at none (replayed)."""
+
 
 def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
-    """Which share of a row's exponentials the forward kernel of ``arch`` emulates: none but on sm_100a."""
+    """Which share of a row's exponentials the Blackwell kernels emulate: none but on sm_100a."""
     if arch.name != "sm_100a":
         return Exp2Policy(0)
+    if problem.direction == "backward":
+        return _EXP2_SM_100A_BACKWARD
     width = (padded_head_dim(problem.head_dim) + padded_head_dim(problem.head_dim_v)) / 2
     row = next((row for row in _EXP2_SM_100A if width <= row.width), _EXP2_SM_100A[-1])
     return row.masked if problem.causal or any(problem.window) else row.full

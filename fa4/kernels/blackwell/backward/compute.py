@@ -12,6 +12,7 @@ from fa4.config import ROW_SLOTS, TMEM_LANES, WARP
 from fa4.kernels.blackwell.backward import exchange
 from fa4.kernels.blackwell.backward.context import Context, Work
 from fa4.kernels.common.barrier import Slot, following
+from fa4.kernels.common.exponential import exp2_of_pair
 from fa4.kernels.common.mask import ones_from
 from fa4.kernels.common.modifier import ALONG_KEYS, ALONG_QUERIES, Place
 from fa4.kernels.common.opaque import opaque
@@ -135,8 +136,8 @@ def probabilities(
             hide(seen[begin // CHUNK] >> begin % CHUNK, part)
         lse, scale = statistic(c.shared.sLSE, half, begin, size, at.slot.index), c.scalars.scale_log2
         for i in cutlass.range_constexpr(0, size, 2):
-            part[i], part[i + 1] = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
-        part.store(cute.math.exp2(part.load(), fastmath=True))
+            x, y = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
+            part[i], part[i + 1] = exp2_of_pair(c.config.exp2, (begin + i) // 2, x, y)
         if const_expr(c.config.needed.dv):
             store_columns(to + begin // 2, rounded(c, part), thread)
         if const_expr(modified):  # what is hidden has no gradient, whatever the slope is there

@@ -10,11 +10,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, const_expr
 
 from fa4.config import TMEM_LANES
-from fa4.emulate_exp.coefficients import CONTINUOUS
-from fa4.emulate_exp.device import emulated_exp2_pair
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
 from fa4.kernels.blackwell.forward.mma import EARLY
 from fa4.kernels.blackwell.forward.pipelines import give_factor
+from fa4.kernels.common.exponential import exp2_of_pair
 from fa4.kernels.common.mask import Band, ones_from
 from fa4.kernels.common.modifier import ALONG_KEYS
 from fa4.kernels.common.opaque import opaque, thread_index
@@ -136,18 +135,12 @@ def finite(reference: Float32) -> Float32:
 
 @cute.jit
 def exponentials(c: Context, S: cute.Tensor, chunk: cutlass.Constexpr[int], reference: Float32) -> Float32:
-    """Replace scores of a chunk by P; returns their sum, before P is rounded.
-
-    The policy's share of the pairs goes to the multiply-add units (``fa4.emulate_exp``), the others to the special-function unit.
-    """
-    scale, policy = c.scalars.scale_log2, c.config.exp2
+    """Replace scores of a chunk by P; returns their sum, before P is rounded."""
+    scale = c.scalars.scale_log2
     total = (Float32(0.0), Float32(0.0))
     for i in cutlass.range_constexpr(chunk * CHUNK, (chunk + 1) * CHUNK, 2):
         x, y = cute.arch.fma_packed_f32x2((S[i], S[i + 1]), (scale, scale), (-reference, -reference))
-        if const_expr(policy.emulates(i // 2)):
-            S[i], S[i + 1] = emulated_exp2_pair(x, y, policy.degree, continuous=policy.degree in CONTINUOUS)
-        else:
-            S[i], S[i + 1] = cute.math.exp2(x, fastmath=True), cute.math.exp2(y, fastmath=True)
+        S[i], S[i + 1] = exp2_of_pair(c.config.exp2, i // 2, x, y)
         total = cute.arch.add_packed_f32x2(total, (S[i], S[i + 1]))
     return total[0] + total[1]
 
