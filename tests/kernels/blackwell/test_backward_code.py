@@ -130,7 +130,7 @@ class TestCompiled:
         columns = backward_columns(d, dv, config.cta_pair)
         assert mma["mma"] == (d + (1 + columns.serial) * dv + 2 * 128 + len(columns.parts) * config.cluster * 128) // 16
         assert load["tma load"] == (4 if config.cta_pair else 2)  # Q and dO, and of a pair their halves for dK and dV
-        assert all(trip["ex2"] == 64 * (2 if task.softcap else 1) for trip in found["compute"])
+        assert all(trip["ex2"] == 64 * (1 - config.exp2.share + task.softcap) for trip in found["compute"])
 
     def test_nothing_spills(self, compile_ptx, task, arch):
         compiled = compile_ptx(task, arch)
