@@ -17,6 +17,7 @@ from fa4.arch import get_arch
 from fa4.config import (
     TMEM_COLUMNS,
     BlackwellBackwardConfig,
+    Exp2Policy,
     backward_columns,
     backward_shared_memory,
     check_blackwell_backward,
@@ -91,6 +92,15 @@ def test_matrix(dims, options, configure, deterministic):
     for i, (lengths, number) in enumerate(zip(LENGTHS, itertools.count(dims[0] // 32 + deterministic))):
         shape = AttentionShape(1 + i % 2, *lengths, *HEADS[number % 3], *dims)
         assert_right(shape, options, configure, dtype, deterministic=deterministic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated", [0, 16])
+@pytest.mark.parametrize(("dims", "configure"), [((64, 64), single), ((128, 128), paired), ((192, 128), single)], ids=str)
+def test_any_share_of_exponentials(dims, configure, emulated):
+    shape = AttentionShape(1, 300, 200, 2, 1, *dims)
+    for options in (CAUSAL, CAPPED):
+        assert_right(shape, options, lambda problem: replace(configure(problem), exp2=Exp2Policy(emulated)))
 
 
 # What is not seen, and what is not there
