@@ -116,7 +116,7 @@ def probabilities(
             c.barriers.s_read.wait(0, at.phase)
     if const_expr(not c.config.needed.dv):  # nobody waits for P
         c.barriers.p_ready.arrive(0)
-    modified, capping = c.modifiers.score is not None, c.scalars.gain is not None
+    modified, capping, policy = c.modifiers.score is not None, c.scalars.gain is not None, c.config.exp2
     size = MODIFIED_CHUNK if const_expr(modified) else CHUNK
     for begin in cutlass.range_constexpr(0, QUERIES, size):
         part = cute.make_tensor(P.iterator + begin, cute.make_layout(size))
@@ -137,7 +137,11 @@ def probabilities(
         lse, scale = statistic(c.shared.sLSE, half, begin, size, at.slot.index), c.scalars.scale_log2
         for i in cutlass.range_constexpr(0, size, 2):
             x, y = cute.arch.fma_packed_f32x2((part[i], part[i + 1]), (scale, scale), (-lse[i], -lse[i + 1]))
-            part[i], part[i + 1] = exp2_of_pair(c.config.exp2, (begin + i) // 2, x, y)
+            if const_expr(policy.share > 0):
+                x, y = exp2_of_pair(policy, (begin + i) // 2, x, y)
+            part[i], part[i + 1] = x, y
+        if const_expr(policy.share == 0):  # together, which takes fewer moves
+            part.store(cute.math.exp2(part.load(), fastmath=True))
         if const_expr(c.config.needed.dv):
             store_columns(to + begin // 2, rounded(c, part), thread)
         if const_expr(modified):  # what is hidden has no gradient, whatever the slope is there
