@@ -72,11 +72,16 @@ def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
 
 
 class State(NamedTuple):
-    """The slot of the next K; key tiles so far; query tiles so far that had any."""
+    """The slot of the next K; key tiles so far; query tiles so far that had any.
+
+    ``last`` is the slot of the V whose products are still to come; its index is -1 where there are none. ``first``: O is them alone.
+    """
 
     slot: Slot
     step: Int32
     used: Int32
+    last: Slot
+    first: Int32
 
 
 @cute.jit
@@ -104,20 +109,26 @@ def run(c: Context) -> None:
         Int32(instruction(c.dtype, rows, shapes.O[1], True)),
         first_column(c.shared),
     )
-    each_tile(c, visit, State(Slot(Int32(0), Int32(FULL)), Int32(0), Int32(0)), products)
+    none = Slot(Int32(-1), Int32(FULL))
+    state = each_tile(c, visit, State(Slot(Int32(0), Int32(FULL)), Int32(0), Int32(0), none, Int32(0)), products)
+    for stage in cutlass.range_constexpr(c.config.q_tiles):
+        last_values(c, products, stage, state)
 
 
 @cute.jit
 def visit(c: Context, work: Work, state: State, products: Products) -> State:
-    """The products of one step of the launch."""
+    """The products of one step of the launch, but for O of the last key tile; those of the step before."""
     config, barriers, count = c.config, c.barriers, work.count
     K, step, used = state.slot, state.step, state.used
-    if count > 0:
-        for stage in cutlass.range_constexpr(config.q_tiles):
+    last, first = Slot(Int32(-1), Int32(FULL)), Int32(0)
+    for stage in cutlass.range_constexpr(config.q_tiles):
+        last_values(c, products, stage, state)
+        if count > 0:
             barriers.q_full.wait(stage, used & 1)
             if const_expr(stage == 0):
                 barriers.kv_full.wait(K.index, K.phase)
             scores(c, products, stage, K.index)
+    if count > 0:
         commit(c, barriers.kv_empty.at(K.index))
     for _ in cutlass.range(count - 1, unroll=1):
         V = value_slot(config, K, FULL)
@@ -135,13 +146,26 @@ def visit(c: Context, work: Work, state: State, products: Products) -> State:
     if count > 0:
         for stage in cutlass.range_constexpr(config.q_tiles):
             commit(c, barriers.q_empty.at(stage))
-        V = value_slot(config, K, FULL)
-        barriers.kv_full.wait(V.index, V.phase)
-        for stage in cutlass.range_constexpr(config.q_tiles):
-            values(c, products, stage, V.index, step & 1, Int32(count == 1))
-            commit(c, barriers.o_full.at(stage))
-        commit(c, barriers.kv_empty.at(V.index))
-        K = next_key_slot(config, K, V)
+        last, first = value_slot(config, K, FULL), Int32(count == 1)
+        K = next_key_slot(config, K, last)
         step = step + 1
         used = used + 1
-    return State(K, step, used)
+    if const_expr(config.o_over_q):  # the next Q comes when O has left
+        done = State(K, step, used, last, first)
+        for stage in cutlass.range_constexpr(config.q_tiles):
+            last_values(c, products, stage, done)
+        last = Slot(Int32(-1), Int32(FULL))
+    return State(K, step, used, last, first)
+
+
+@cute.jit
+def last_values(c: Context, products: Products, stage: cutlass.Constexpr[int], state: State) -> None:
+    """O of one query tile with the last key tile, if that is still to come."""
+    V = state.last
+    if V.index >= 0:
+        if const_expr(stage == 0):
+            c.barriers.kv_full.wait(V.index, V.phase)
+        values(c, products, stage, V.index, (state.step & 1) ^ 1, state.first)
+        commit(c, c.barriers.o_full.at(stage))
+        if const_expr(stage == c.config.q_tiles - 1):
+            commit(c, c.barriers.kv_empty.at(V.index))
