@@ -44,6 +44,8 @@ def variants(config: Any, head_dims: tuple[int, int]) -> Iterator[tuple[str, Any
         yield f"registers {registers}", replace(config, registers=registers)
     for count in EMULATED:
         yield f"exp2 emulated {count}/16", replace(config, exp2=Exp2Policy(count) if count else Exp2Policy(0))
+    for keys in (32, 64, 96):
+        yield f"early_keys {keys}", replace(config, early_keys=keys)
     for pair in (False, True):
         yield f"pair {pair}", tuning.with_pair(config, pair, *head_dims)
     for order in ("persistent", "lpt", "dynamic", "single"):

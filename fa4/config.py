@@ -194,8 +194,8 @@ class BlackwellForwardConfig:
     ring; ``registers`` per thread of the softmax, correction and other warps, among them those that a single query tile leaves idle. A
     row's reference moves when a score exceeds it by more than ``rescale_threshold`` (log2 units; 0: at every growth). ``rescale`` says
     how O follows: "branch" skips the multiplication where no row of a warp moved, "select" multiplies by 1 there, without a vote or a
-    branch. With ``o_over_q`` O leaves through the shared memory of Q. ``exp2`` says which exponentials go to the multiply-add units.
-    ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one ``ctas`` CTAs share the tiles, in the dynamic one as many as there
+    branch. O += P V begins when P of ``early_keys`` of the keys is there. With ``o_over_q`` O leaves through the shared memory of Q.
+    ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one ``ctas`` CTAs share the tiles, in the dynamic one as many as there
     is room for. Heads whose K and V fit ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
@@ -213,6 +213,7 @@ class BlackwellForwardConfig:
     registers: tuple[int, int, int] = (192, 80, 48)
     rescale_threshold: float = 8.0
     rescale: str = "branch"
+    early_keys: int = 96
     o_over_q: bool = False
     exp2: Exp2Policy = Exp2Policy()
     order: str = "single"
@@ -228,6 +229,7 @@ class BlackwellForwardConfig:
             "stages": (self.stages >= 2, "K and V of a tile are in the ring at once", "use 2 or more"),
             "q_tiles": (self.q_tiles in (1, 2), "tensor memory holds S and O of at most two tiles", "use 1 or 2"),
             "tile_n": (self.tile_n == 128, "P is stored in quarters of 32 keys", "use 128"),
+            "early_keys": (self.early_keys in (32, 64, 96), "P is stored in quarters of 32 keys", "use 32, 64 or 96"),
             "registers": _register_rule(self.registers, "for example (192, 80, 48)", self.q_tiles),
             "pack_heads": (self.pack_heads in PACKS, "whole positions fill a tile of 128 rows", f"use one of {PACKS}"),
             "v_apart": (not self.v_apart or (self.stages == 3 and not self.cta_pair), "K has two slots and V one", "use stages=3, no pair"),

@@ -19,8 +19,6 @@ from fa4.kernels.common.tensor_memory import first_column
 
 FULL = 0
 """The parity that waits for slots begin with, that of the first phase."""
-EARLY = 3 / 4
-"""Share of P that the product starts with."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
     shape, steps = tile_shapes(c.config, c.head_dims).V, c.config.tile_n // K_STEP
     to, a = products.tmem + columns.O[stage], products.tmem + columns.S[stage]
     b = products.V + Int64(slot * slot_distance(c))
-    early = int(steps * EARLY)
+    early = c.config.early_keys // K_STEP
     for begin, end, barrier in ((0, early, c.barriers.p_ready), (early, steps, c.barriers.p_last)):
         barrier.wait(stage, phase)
         with cute.arch.elect_one():

@@ -11,7 +11,6 @@ from cutlass import Boolean, Float32, Int32, const_expr
 
 from fa4.config import TMEM_LANES
 from fa4.kernels.blackwell.forward.context import Context, Work, each_tile
-from fa4.kernels.blackwell.forward.mma import EARLY
 from fa4.kernels.blackwell.forward.pipelines import give_factor
 from fa4.kernels.common.exponential import exp2_of_pair
 from fa4.kernels.common.mask import Band, ones_from
@@ -45,7 +44,7 @@ def run(c: Context, mLSE: cute.Tensor, stage: Int32, thread: Int32) -> None:
     Warps: four for each query tile.
     Owns: S and P of its tile in tensor memory, from s_full to p_last; ``factor`` and ``total`` of its rows; lse.
     Waits: s_full; total_empty; work_full.
-    Signals: factor; p_ready after three quarters of P, p_last; total_full at the end; work_empty.
+    Signals: factor; p_ready when P has ``early_keys``, p_last; total_full at the end; work_empty.
     Order: a user's mask, as bits; S to registers; softcap, a user's function on scores, masks; maximum; factor to correction;
         P = exp2(S - reference) by chunks to tensor memory; sum.
     """
@@ -119,7 +118,7 @@ def scores(c: Context, work: Work, stage: Int32, thread: Int32, tile: Int32, row
             P[i] = S[chunk * CHUNK + i].to(c.dtype)
         words = cute.make_tensor(cute.recast_ptr(P.iterator, dtype=Float32), cute.make_layout(CHUNK // 2))
         store_columns(address + chunk * (CHUNK // 2), words, thread)
-        if const_expr((chunk + 1) * CHUNK == int(c.config.tile_n * EARLY)):
+        if const_expr((chunk + 1) * CHUNK == c.config.early_keys):
             cute.arch.fence_view_async_tmem_store()
             c.barriers.p_ready.arrive(stage)
     cute.arch.fence_view_async_tmem_store()
