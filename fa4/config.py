@@ -195,8 +195,8 @@ class BlackwellForwardConfig:
     row's reference moves when a score exceeds it by more than ``rescale_threshold`` (log2 units; 0: at every growth). ``rescale`` says
     how O follows: "branch" skips the multiplication where no row of a warp moved, "select" multiplies by 1 there, without a vote or a
     branch. O += P V begins when P of ``early_keys`` of the keys is there. With ``o_over_q`` O leaves through the shared memory of Q.
-    ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one ``ctas`` CTAs share the tiles, in the dynamic one as many as there
-    is room for. Heads whose K and V fit ``l2_budget`` bytes take turns.
+    ``exp2`` says which exponentials go to the multiply-add units. ``order`` is one of ``fa4.schedule.ORDERS``; in the persistent one
+    ``ctas`` CTAs share the tiles, in the dynamic one as many as there is room for. Heads whose K and V fit ``l2_budget`` bytes take turns.
 
     With ``cta_pair`` two CTAs of a cluster multiply together (PTX ISA, ``cta_group::2``): each has ``q_tiles`` query tiles of its own, and
     half of every K tile's keys and of every V tile's columns, which the tensor cores of both read.
