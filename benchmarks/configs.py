@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
 from fa4 import tuning
 from fa4.arch import get_arch
 from fa4.config import RESCALES, AmpereForwardConfig, BlackwellForwardConfig, Exp2Policy
-from fa4.errors import Fa4Error
+from fa4.errors import ArgumentError, Fa4Error
 from fa4.perfmodel import Request, ensemble, predict, preset, ratio, record, verdict
 from fa4.perfmodel.compare import Interval
 from fa4.problem import AttentionProblem
@@ -55,7 +56,8 @@ def variants(config: Any, head_dims: tuple[int, int]) -> Iterator[tuple[str, Any
     for field in fields(config):  # switches
         if isinstance(getattr(config, field.name), bool) and field.name not in ("cta_pair", "o_over_q"):
             switched: dict[str, Any] = {field.name: not getattr(config, field.name)}
-            yield f"{field.name} {switched[field.name]}", replace(config, **switched)
+            with suppress(ArgumentError):  # that goes only with other stages, or without a pair
+                yield f"{field.name} {switched[field.name]}", replace(config, **switched)
 
 
 def main() -> None:
