@@ -34,7 +34,7 @@ def run(c: Context, Q: Source, K: Source, V: Source) -> None:
     Signals: q_full, kv_full by the bytes that arrive (elements beyond a tensor arrive as 0); work_full, work_empty.
     Order: Q0, K, Q1, V of the last key tile; then K, V of each one before it. In the dynamic order it asks for the next tile before it
         loads the last V: late, since of the tiles that are left the longest goes to whoever asks first, and early enough, since that V has
-        to wait for a slot.
+        to wait for a slot. The MMA warp wants the answer before it multiplies by that V.
 
     Of a pair both CTAs have one: each copies its query tiles, its half of the keys of K and of the columns of V. At the end it waits until
     all is empty again, so that no commit of the leader is on its way to this CTA any more.

@@ -19,6 +19,8 @@ from fa4.kernels.common.tensor_memory import first_column
 
 FULL = 0
 """The parity that waits for slots begin with, that of the first phase."""
+NONE = -1
+"""The index of no slot."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def values(c: Context, products: Products, stage: cutlass.Constexpr[int], slot: 
 class State(NamedTuple):
     """The slot of the next K; key tiles so far; query tiles so far that had any.
 
-    ``last`` is the slot of the V whose products are still to come; its index is -1 where there are none. ``first``: O is them alone.
+    ``last`` is the slot of V of the step's last key tile, NONE where there is none, and ``first`` whether that was its first one, too.
     """
 
     slot: Slot
@@ -90,7 +92,9 @@ def run(c: Context) -> None:
     Owns: S (until softmax reads it) and O (while no correction is due) in tensor memory.
     Waits: q_full, kv_full; p_ready and p_last before O += P V; work_full.
     Signals: s_full, o_full, q_empty, kv_empty, by commit; work_empty.
-    Order: S0, S1 of the first key tile; then for each tile: O0 += P0 V, S0 of the next, O1 += P1 V, S1 of the next; O0, O1 of the last.
+    Order: S0, S1 of the first key tile; then for each tile: O0 += P0 V, S0 of the next, O1 += P1 V, S1 of the next. After the last key tile
+    the next ones are those of the next step of the launch, if it has come: its softmax begins while this step ends. Not so where O leaves
+    through sQ: the next Q waits for that.
 
     Of a pair only the leader has one. An instruction multiplies a query tile of each CTA by the same K or V, whose halves it reads from
     both, and leaves S and O in the tensor memory of the CTA that the query tile belongs to.
@@ -107,20 +111,21 @@ def run(c: Context) -> None:
         Int32(instruction(c.dtype, rows, shapes.O[1], True)),
         first_column(c.shared),
     )
-    none = Slot(Int32(-1), Int32(FULL))
-    state = each_tile(c, visit, State(Slot(Int32(0), Int32(FULL)), Int32(0), Int32(0), none, Int32(0)), products)
-    for stage in cutlass.range_constexpr(c.config.q_tiles):
-        last_values(c, products, stage, state)
+    state = each_tile(c, visit, State(Slot(Int32(0), Int32(FULL)), Int32(0), Int32(0), Slot(Int32(NONE), Int32(FULL)), Int32(0)), products)
+    if const_expr(not c.config.o_over_q):
+        for stage in cutlass.range_constexpr(c.config.q_tiles):
+            last_values(c, products, stage, state)
 
 
 @cute.jit
 def visit(c: Context, work: Work, state: State, products: Products) -> State:
-    """The products of one step of the launch, but for O of the last key tile; those of the step before."""
+    """The products of one step of the launch. O of the last key tile is left to the next step, unless O leaves through sQ."""
     config, barriers, count = c.config, c.barriers, work.count
     K, step, used = state.slot, state.step, state.used
-    last, first = Slot(Int32(-1), Int32(FULL)), Int32(0)
+    last, first = Slot(Int32(NONE), Int32(FULL)), Int32(0)
     for stage in cutlass.range_constexpr(config.q_tiles):
-        last_values(c, products, stage, state)
+        if const_expr(not config.o_over_q):
+            last_values(c, products, stage, state)
         if count > 0:
             barriers.q_full.wait(stage, used & 1)
             if const_expr(stage == 0):
@@ -148,12 +153,11 @@ def visit(c: Context, work: Work, state: State, products: Products) -> State:
         K = next_key_slot(config, K, last)
         step = step + 1
         used = used + 1
-    if const_expr(config.o_over_q):  # the next Q comes when O has left
-        done = State(K, step, used, last, first)
+    after = State(K, step, used, last, first)
+    if const_expr(config.o_over_q):
         for stage in cutlass.range_constexpr(config.q_tiles):
-            last_values(c, products, stage, done)
-        last = Slot(Int32(-1), Int32(FULL))
-    return State(K, step, used, last, first)
+            last_values(c, products, stage, after)
+    return after
 
 
 @cute.jit
