@@ -45,7 +45,7 @@ def test_every_head_dim_has_a_config_that_fits_or_is_refused(arch):
 
 @given(d=st.sampled_from(HEAD_DIMS[:16]), data=st.data())
 def test_what_decides(d, data):
-    """Tiles and memory: the head dims alone. Order, registers and emulation: also whether there is a mask. Dtype and softcap: nothing."""
+    """Tiles and memory: the head dims alone. Order, emulation, early P: also whether there is a mask. Dtype and softcap: nothing."""
     flag = st.booleans()
     causal, window = data.draw(flag), (data.draw(flag), data.draw(flag))
     problem = AttentionProblem("forward", data.draw(st.sampled_from(["float16", "bfloat16"])), d, d, causal, window, data.draw(flag))
@@ -55,6 +55,7 @@ def test_what_decides(d, data):
     plain = blackwell_forward_config(AttentionProblem("forward", "float16", d, d), ARCHS[0])  # below D 128 without pairs
     assert (found.stages, found.q_tiles, found.tile_n, found.o_over_q) == (plain.stages, plain.q_tiles, plain.tile_n, plain.o_over_q)
     assert found.order == ("dynamic" if masked else "persistent")
+    assert found.early_keys == (96 if masked else 64)
 
 
 @given(q_tiles=st.sampled_from([1, 2]), dv=st.sampled_from(HEAD_DIMS[:16]))
@@ -175,6 +176,7 @@ def test_refusals_show_their_arithmetic(dims, reason):
         ({"q_tiles": 3}, "q_tiles", "tensor memory holds S and O of at most two tiles"),
         ({"q_tiles": 0}, "q_tiles", "use 1 or 2"),
         ({"tile_n": 64}, "tile_n", "use 128"),
+        ({"early_keys": 128}, "early_keys", "use 32, 64 or 96"),
         ({"registers": (200, 80, 48)}, "registers", r"128 x \(2 x 200 \+ 80 \+ 48\) = 67584 of 65536"),
         ({"registers": (256, 208, 48), "q_tiles": 1}, "registers", r"128 x \(1 x 256 \+ 208 \+ 2 x 48\) = 71680 of 65536"),
         ({"registers": (190, 80, 48)}, "registers", "each a multiple of 8 from 24 to 256"),

@@ -26,6 +26,7 @@ SWITCHES = {
     "select": {"rescale": "select"},
     "registers": {"registers": PUBLISHED_REGISTERS[1]},
     "stages": {"stages": 3},  # odd: the ring starts again also after K
+    "early": {"early_keys": 32},
     "two": {"rescale": "select", "stages": 3},
     "all": {"rescale": "select", "registers": PUBLISHED_REGISTERS[1], "stages": 2},
 }
@@ -72,12 +73,24 @@ def test_select_without_its_fence_is_a_race():
         attention(Gpu(ARCH, checks="hazards"), inputs.q, inputs.k, inputs.v, CAUSAL, artifact=replace(artifact, ptx=weak))
 
 
+def issued(task):
+    """Products (m) and commits (c) in the order of the text."""
+    ptx = get(task, blackwell_forward_config(task, get_arch(ARCH)), ARCH).ptx
+    return "".join("m" if kind == "mma" else "c" for kind in re.findall(r"tcgen05\.(mma|commit)\.cta_group", ptx))
+
+
 def test_correction_of_tile_0_overlaps_the_products_of_tile_1():
     """At the end O0 is told to be complete before the products of tile 1 are issued, so that correction divides it meanwhile."""
-    task = problem(64, "causal")
-    ptx = get(task, blackwell_forward_config(task, get_arch(ARCH)), ARCH).ptx
-    issued = "".join("m" if kind == "mma" else "c" for kind in re.findall(r"tcgen05\.(mma|commit)\.cta_group", ptx))
-    assert issued.endswith("m" * 8 + "c" + "m" * 8 + "cc")  # O0 += P0 V, o_full; O1 += P1 V, o_full, kv_empty
+    assert issued(problem(64, "causal")).endswith("m" * 8 + "c" + "m" * 8 + "cc")  # O0 += P0 V, o_full; O1 += P1 V, o_full, kv_empty
+
+
+def test_the_next_tile_begins_between_the_last_products():
+    """O0 += P0 V, o_full; the next S0, s_full; O1 += P1 V, o_full, kv_empty; the next S1, s_full, kv_empty. Not where O goes over Q."""
+    O0, O1 = "m" * 8 + "c", "m" * 8 + "cc"
+    assert issued(problem(64, "causal")).startswith(O0 + "m" * 4 + "c" + O1 + "m" * 4 + "cc")
+    over_q = issued(problem(192, "causal", head_dim_v=128))
+    assert over_q.startswith("m" * 12 + "c" + "m" * 12 + "cc")
+    assert over_q.endswith("cc" + O0 + O1)  # behind q_empty
 
 
 @pytest.mark.parametrize("registers", PUBLISHED_REGISTERS, ids=str)
