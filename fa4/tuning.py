@@ -191,8 +191,8 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
     order = "spt" if problem.deterministic else "lpt" if masked else "single"
     padded = padded_head_dim(d), padded_head_dim(dv)
     pair = 96 <= padded[0] <= TMEM_LANES and not any(dim % PAIR_COLUMNS for dim in padded)
-    row = BlackwellBackwardConfig(1, order=order, l2_budget=int(arch.l2) // 2, exp2=exp2_policy(problem, arch))
-    row = with_pair(row, pair, d, dv)
+    alone = BlackwellBackwardConfig(1, order=order, l2_budget=int(arch.l2) // 2, exp2=exp2_policy(problem, arch))
+    row = with_pair(alone, pair, d, dv)
     assert isinstance(row, BlackwellBackwardConfig)
     return row
 
