@@ -162,7 +162,7 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     row = replace(row, ctas=int(arch.sm_count) // 2 * 2, l2_budget=int(arch.l2) // 2)
     if row.q_tiles == 1:  # softmax has the registers of a warpgroup that has no tile; with 192 a window on both sides spills
         row = replace(row, registers=(240, 80, 48))
-    if row.q_tiles == 2 and (not masked or max(d, dv) > 128):  # replayed: 2 to 5% faster; with a mask up to D 128 it is not
+    elif not masked or max(d, dv) > 128:  # replayed: 2 to 5% faster; with a mask up to D 128 it is not
         row = replace(row, early_keys=64)
     if _pays_pair(problem, queries):
         row = replace(row, cta_pair=True)
