@@ -377,9 +377,9 @@ ROW_SLOTS = 2
 class Strides(NamedTuple):
     """From the first column of the first half of a tile's queries to that of the second one."""
 
-    P: int
-    dP: int  # noqa: N815  # the paper's names
-    dS: int  # noqa: N815
+    p: int
+    dp: int
+    ds: int
 
 
 @dataclass(frozen=True)

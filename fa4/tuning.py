@@ -136,8 +136,8 @@ def with_pair(config: KernelConfig, pair: bool, head_dim: int, head_dim_v: int) 
     """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are.
 
     Where a thread of the backward reads dQ by parts of 64 columns at most, 136 registers hold them. There compute needs more than 144: of
-    a pair it spills one with a window and a softcap, with serial tiles up to 26 with functions on scores. Where it does not, exponentials
-    are not emulated.
+    a pair it spills one with a window and a softcap, with serial tiles up to 26 with functions on scores. Where a thread reads whole rows
+    of dQ, no exponential is emulated.
     """
     if isinstance(config, BlackwellForwardConfig):
         return with_stages(replace(config, cta_pair=pair, stages=2, v_apart=False), head_dim, head_dim_v)
@@ -299,7 +299,10 @@ Functions on scores need the registers: with 4 some of their kernels spilled."""
 
 
 def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
-    """Which share of a row's exponentials the Blackwell kernels emulate: none but on sm_100a."""
+    """Which share of a row's exponentials the Blackwell kernels emulate: none but on sm_100a.
+
+    In the backward that of CTA pairs and serial tiles; ``with_pair`` sets it to none elsewhere.
+    """
     if arch.name != "sm_100a":
         return Exp2Policy(0)
     if problem.direction == "backward":

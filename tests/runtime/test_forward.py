@@ -40,18 +40,19 @@ def test_views_of_one_tensor(attention):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "window"),
+    ("shape", "window"),
     [
-        ((120, 150), (40, 9)),
-        ((120, 150), (10**12, 9)),
-        pytest.param((130, 150), (40, 9), marks=pytest.mark.slow),
-        pytest.param((64, 80), (10**12, 0), marks=pytest.mark.slow),
-        pytest.param((64, 80), (None, -300), marks=pytest.mark.slow),
+        (AttentionShape(1, 120, 150, 1, 1, 64), (40, 9)),
+        (AttentionShape(1, 120, 150, 1, 1, 64), (10**12, 9)),
+        pytest.param(AttentionShape(1, 130, 150, 2, 1, 64), (40, 9), marks=pytest.mark.slow),
+        pytest.param(AttentionShape(1, 130, 150, 2, 1, 64), (10**12, 9), marks=pytest.mark.slow),
+        pytest.param(AttentionShape(1, 64, 80, 2, 1, 64), (10**12, 0), marks=pytest.mark.slow),
+        pytest.param(AttentionShape(1, 64, 80, 2, 1, 64), (None, -300), marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_windows(attention, lengths, window):
-    check(attention, AttentionShape(1, *lengths, 1, 1, 64), window_size=window)
+def test_windows(attention, shape, window):
+    check(attention, shape, window_size=window)
 
 
 def test_nan_in_memory_that_no_row_may_see_does_not_leak(attention):
@@ -78,10 +79,17 @@ def test_nan_reaches_the_rows_that_see_it_and_no_other(attention):
     assert not lse[0, 0, :50].isnan().any()
 
 
-@pytest.mark.parametrize("mask", ["full", "softcap"])
-def test_masks_in_float16(attention, mask):
-    seqlen_q, heads = (120, 1) if mask == "softcap" else (130, 2)
-    check(attention, AttentionShape(1, seqlen_q, 129, heads, 1, 64), torch.float16, **MASKS[mask])
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    [
+        (AttentionShape(1, 130, 129, 2, 1, 64), "full"),
+        (AttentionShape(1, 120, 129, 1, 1, 64), "softcap"),
+        pytest.param(AttentionShape(1, 130, 129, 2, 1, 64), "softcap", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_masks_in_float16(attention, shape, mask):
+    check(attention, shape, torch.float16, **MASKS[mask])
 
 
 @pytest.mark.slow

@@ -264,7 +264,7 @@ def test_columns_are_apart_where_they_must_be(cta_pair, served):
         second = columns.second
         (dP0, dP1), (P0, P1), (dS0, dS1) = (
             (set(range(start, start + size)), set(range(start + further, start + further + size)))
-            for start, further, size in ((columns.dP, second.dP, 64), (columns.S, second.P, 32), (columns.dP, second.dS, 32))
+            for start, further, size in ((columns.dP, second.dp, 64), (columns.S, second.p, 32), (columns.dP, second.ds, 32))
         )
         dP, P, dS = dP0 | dP1, P0 | P1, dS0 | dS1
         assert (len(dP), len(P), len(dS)) == (128, 64, 64)

@@ -106,7 +106,7 @@ def probabilities(
     mask, its words for each 32 queries.
     """
     (half, thread, _), (first, key) = who, where
-    address, to = c.columns.S + half * QUERIES, c.columns.S + half * c.columns.second.P
+    address, to = c.columns.S + half * QUERIES, c.columns.S + half * c.columns.second.p
     P = cute.make_rmem_tensor(QUERIES, Float32)
     load_columns(address, P, thread)
     if const_expr(c.columns.serial or (c.config.cta_pair and c.config.needed.dq)):
@@ -159,7 +159,7 @@ def probabilities(
 def dscores(c: Context, P: cute.Tensor, who: Who, slot: Int32, phase: Int32) -> None:
     """DS of this thread to tensor memory, for dK, and to shared memory, for dQ."""
     half, thread, _ = who
-    address, to = c.columns.dP + half * c.columns.second.dP, c.columns.dP + half * c.columns.second.dS
+    address, to = c.columns.dP + half * c.columns.second.dp, c.columns.dP + half * c.columns.second.ds
     c.barriers.dp_full.wait(0, phase)
     words = cute.make_rmem_tensor(QUERIES // 2, Float32)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):

@@ -93,7 +93,7 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
 def some_of_dprobabilities(c: Context, p: Products, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]) -> None:
     """DP^T of some of the queries; behind the last of them dp_full, and do_empty where no other product reads dO."""
     how = Int32(instruction(c.dtype, c.tile_n, end - begin))
-    to = c.columns.dP + (c.columns.second.dP if begin > 0 else 0)
+    to = c.columns.dP + (c.columns.second.dp if begin > 0 else 0)
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
             multiply_ss(p.tmem + to, p.V.step(k, False), p.dO.step(k, False, first=begin), how, Int32(k > 0), c.config.cluster)
@@ -124,7 +124,7 @@ def dvalues(c: Context, p: Products, state: State) -> None:
             b.dot_full.wait(0, state.step & 1)
         elif const_expr(not c.config.needed.scores):
             b.do_full.wait(0, state.step & 1)
-        transposed(c, p, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1]), c.columns.second.P), p.dOt, 0, state.step)
+        transposed(c, p, (c.columns.dV, c.columns.S, padded_head_dim(c.head_dims[1]), c.columns.second.p), p.dOt, 0, state.step)
         if const_expr(c.config.cta_pair):
             commit(c, b.dot_empty.at(0))
         elif const_expr(last_of_dout(c) == "dV"):
@@ -140,7 +140,7 @@ def dkeys(c: Context, p: Products, state: State) -> None:
         if const_expr(c.config.cta_pair):
             c.barriers.qt_full.wait(0, state.step & 1)
         transposed(
-            c, p, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0]), c.columns.second.dS), p.Qt, state.slot.index, state.step
+            c, p, (c.columns.dK, c.columns.dP, padded_head_dim(c.head_dims[0]), c.columns.second.ds), p.Qt, state.slot.index, state.step
         )
         commit(c, rows_empty(c, state))
 
