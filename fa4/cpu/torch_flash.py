@@ -4,9 +4,9 @@
 causal mask is aligned top-left, so only square causal problems fit; it scales masked scores, -inf by then, so the scale must be
 positive; and its rounding depends on what else is in the batch, so deterministic requests are not for it.
 
-16-bit types are computed in float32 where that is better: its float16 products are emulated on most CPUs, and its backward adds up
-gradients in the type of the inputs, one rounding per block of rows, which leaves this project's error bound. Grouped heads are for
-torch 2.9 and newer: before, the kernel read past the end of k and v.
+16-bit types are computed in float32 where that is better: its float16 products are emulated where the CPU has none (no AVX512-FP16), and
+its backward adds up gradients in the type of the inputs, one rounding per block of rows, which leaves this project's error bound. Grouped
+heads are for torch 2.9 and newer: before, the kernel read past the end of k and v.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ EXTRA_BYTES = 32 << 20
 MIN_KEYS = 16
 
 _GROUPS = torch.__version__ >= "2.9"  # compares as versions do, not as text
+
+# Older releases cannot tell what the CPU has.
+_FLOAT16_PRODUCTS = bool(torch.cpu.get_capabilities().get("avx512_fp16")) if hasattr(torch.cpu, "get_capabilities") else False
 
 _flash: Any = torch._scaled_dot_product_flash_attention_for_cpu  # the binding: a call through torch.ops costs more
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -76,12 +79,17 @@ def _bytes(x: Tensor) -> int:
 
 
 def _forward_bytes(q: Tensor, k: Tensor) -> int:
-    """Temporaries per (batch, key head): out and lse; float32 copies for float16; k and v reordered for bfloat16 products."""
+    """Temporaries per (batch, key head): out and lse; float32 copies of float16; k and v reordered for 16-bit products."""
     (rows, dim), keys, group = (q.shape[1], q.shape[3]), k.shape[1], q.shape[2] // k.shape[2]
-    if q.dtype == torch.float16:
+    if _in_float32(q):
         return 4 * dim * (2 * group * rows + 2 * keys) + 4 * group * rows
-    packed = 2 * keys if q.dtype == torch.bfloat16 else 0
+    packed = 2 * keys if q.dtype != torch.float32 else 0
     return q.element_size() * group * dim * (rows + packed) + 4 * group * rows
+
+
+def _in_float32(q: Tensor) -> bool:
+    """Whether the forward computes in float32 copies."""
+    return q.dtype == torch.float16 and not _FLOAT16_PRODUCTS
 
 
 def _backward_bytes(q: Tensor, k: Tensor) -> int:
@@ -122,10 +130,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
     """``fa4.cpu.forward.attention_forward`` where ``fits_forward`` holds."""
     causal = _is_causal(q, k, options)
     each = _forward_bytes(q, k)
-    if q.dtype != torch.float16 and (_at_once(q, k, each) or _whole_forward(q, k, v)):
+    if not _in_float32(q) and (_at_once(q, k, each) or _whole_forward(q, k, v)):
         out_part, lse_part = _flash(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0.0, causal, scale=options.softmax_scale)
         return out_part.transpose(1, 2), lse_part
-    dtype = torch.float32 if q.dtype == torch.float16 else q.dtype
+    dtype = torch.float32 if _in_float32(q) else q.dtype
     out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
     for pairs in _blocks(q, k, each):
         operands = (_heads_first(side, x).to(dtype) for side, x in ((pairs, q), (pairs.keys, k), (pairs.keys, v)))

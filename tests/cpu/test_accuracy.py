@@ -29,6 +29,19 @@ def test_same_requests_on_both_paths(path, dtype, causal, shape):
     check_attention(attention_by(path), make_inputs(shape, dtype), causal=causal)
 
 
+@pytest.mark.parametrize("products", [False, True], ids=["copies", "products"])
+@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float16_with_and_without_its_products(shape, factor, products, monkeypatch):
+    """Which of the two a CPU takes depends on its instructions; either is right on every CPU."""
+    asked = []
+    kernel = torch_flash._flash
+    monkeypatch.setattr(torch_flash, "_FLOAT16_PRODUCTS", products)
+    monkeypatch.setattr(torch_flash, "_flash", lambda q, *rest, **more: asked.append(q.dtype) or kernel(q, *rest, **more))
+    check_attention(attention_by("flash"), make_inputs(shape, torch.float16).scaled(factor), causal=True)
+    assert set(asked) == {torch.float16 if products else torch.float32}
+
+
 @pytest.mark.parametrize("threads", [2, 5], indirect=True)
 @pytest.mark.parametrize("heads_kv", [4, 2])
 @pytest.mark.parametrize("path", ["flash", "tiled"])
