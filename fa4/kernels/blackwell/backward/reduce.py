@@ -22,7 +22,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
     the rows, and two warps share a block, each with half of the columns.
     Owns: sdQ; dQ in tensor memory, from dq_full to dq_empty.
     Waits: dq_full; its own bulk copies, before it writes shared memory again. Deterministic: the block's semaphore.
-    Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
+    Signals: dq_empty; of a pair with serial tiles sdq_empty. Deterministic: the block's semaphore, when what it added is there.
     Order: for each part of dQ: to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
     """
     warp, lane = cute.arch.make_warp_uniform(thread // WARP), thread % WARP
@@ -45,6 +45,9 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
                 with cute.arch.elect_one():
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
                     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+            if const_expr(c.config.cta_pair and c.columns.serial):
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                c.barriers.sdq_empty.arrive(0)
             phase = phase ^ 1
     cute.arch.cp_async_bulk_wait_group(0, read=False)
 
@@ -57,6 +60,12 @@ def columns_of(c: Context) -> int:
 def most_columns(c: Context) -> int:
     """Columns that a thread has in registers at a time."""
     return 128 if c.config.registers[1] >= 152 else 64
+
+
+def powers_of_two(columns: int) -> list[tuple[int, int]]:
+    """Where loads of some columns begin, and how many each takes: the largest first."""
+    sizes = [1 << bit for bit in reversed(range(columns.bit_length())) if columns >> bit & 1]
+    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
 
 class Turn(NamedTuple):
@@ -92,12 +101,11 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
     for part in cutlass.range_constexpr(len(parts)):
         begin, end = end, end + parts[part]
         at_once = max(n for n in range(chunk, most_columns(c) + 1, chunk) if parts[part] % n == 0)
-        if const_expr(part > 0):
+        if const_expr(0 < part < len(c.columns.products)):
             c.barriers.dq_full.wait(part, phase)
         for first in cutlass.range_constexpr(begin, end, at_once):
             dQ = cute.make_rmem_tensor(at_once, Float32)
-            size = at_once & -at_once  # a load takes a power of two
-            for some in cutlass.range_constexpr(0, at_once, size):
+            for some, size in powers_of_two(at_once):
                 values = cute.make_tensor(dQ.iterator + some, cute.make_layout(size))
                 load_columns(c.columns.dQ + first + some, values, warp * WARP + lane)
             if const_expr(first + at_once == end):

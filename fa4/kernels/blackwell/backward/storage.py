@@ -11,10 +11,11 @@ another one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0
 
     | dV      | dK      | S: P dQ  dQ P                 | dP: dS . . dS                |
 
-Where there is no room for S, dP and dQ, (192, 128), the second half of dP lies in the columns of S, and P in those of S's first half::
+Where there is no room for S, dP and dQ, (192, 128), the second half of dP lies in the columns of S, between the parts of P::
 
     0        128             320                            512
-    | dV      | dK            | P P  dP: dS .   | dP: dS .   |      dQ over all of it
+    | dV      | dK            | P  dP: dS .  P  | dP: dS .   |      dQ over all of it
+    | dV      | dK            | P  dP: . .   P  | dP: dS dS  |      of a pair, dQ over the middle half
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
 
-from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, backward_columns, padded_head_dim
+from fa4.config import (
+    ELEMENT_BYTES,
+    ROW_SLOTS,
+    TMEM_LANES,
+    WARP,
+    BlackwellBackwardConfig,
+    backward_chunk,
+    backward_columns,
+    padded_head_dim,
+)
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
 from fa4.kernels.common.dq_layout import VECTOR
 from fa4.kernels.common.tma import tiles
@@ -55,7 +65,8 @@ class Shared:
 
     Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
-    the other CTA. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
+    the other CTA. Where tiles of a pair are serial ``sQt`` lies where ``sQ`` does, ``sdOt`` where ``sdO`` does, and the third part of
+    ``sdS`` where ``sdQ`` does. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
     float32 (columns, row, group of columns, warp, 2), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V
     were.
     """
@@ -85,13 +96,26 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     rows = cute.make_layout((TMEM_LANES, ROW_SLOTS), stride=(1, 2 * TMEM_LANES))
     lse, delta = (cute.make_tensor(statistics.iterator + first, rows) for first in (0, TMEM_LANES))
 
-    def tile(shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
-        size = shape[0] * shape[1]
-        return tiles(allocator.allocate_array(dtype, slots * size, byte_alignment=1024), shape, (slots, size))
+    def place(elements: int) -> cute.Pointer:
+        return allocator.allocate_array(dtype, elements, byte_alignment=1024)
 
-    shapes = tile_shapes(config, head_dims)
-    sK, sV, sQ, sdO = tile(shapes.K), tile(shapes.V), tile(shapes.Q, config.stages), tile(shapes.dO)
-    sdS = tile((TMEM_LANES * (config.cluster + 1 if config.cta_pair else 2), TMEM_LANES // 2))
-    others = (tile(shapes.Qt), tile(shapes.dOt), tile(shapes.Kt)) if config.cta_pair else (sQ, sdO, sK)
-    sdQ = allocator.allocate_tensor(Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 2)), 128)
+    def tile(at: cute.Pointer, shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
+        return tiles(at, shape, (slots, shape[0] * shape[1]))
+
+    shapes, pair, serial = tile_shapes(config, head_dims), config.cta_pair, backward_columns(*head_dims, config.cta_pair).serial
+    k, v, q, do = (place(x[0] * x[1] * n) for x, n in ((shapes.K, 1), (shapes.V, 1), (shapes.Q, config.stages), (shapes.dO, 1)))
+    sK, sV, sQ, sdO = tile(k, shapes.K), tile(v, shapes.V), tile(q, shapes.Q, config.stages), tile(do, shapes.dO)
+    others = sQ, sdO, sK
+    if pair:
+        qt, dot = (q, do) if serial else (place(shapes.Qt[0] * shapes.Qt[1]), place(shapes.dOt[0] * shapes.dOt[1]))
+        others = tile(qt, shapes.Qt), tile(dot, shapes.dOt), tile(place(shapes.Kt[0] * shapes.Kt[1]), shapes.Kt)
+    part, chunk = (TMEM_LANES, TMEM_LANES // 2), backward_chunk(config, *head_dims)
+    size, parts = part[0] * part[1], 3 if pair else 2
+    staging = cute.make_layout((VECTOR, WARP, chunk // VECTOR, WARPS, 2))
+    if pair and serial:
+        ds = place(2 * size + max(size, cute.size(staging) * 4 // ELEMENT_BYTES))
+        sdQ = cute.make_tensor(cute.recast_ptr(ds + 2 * size, dtype=Float32), staging)
+    else:
+        ds, sdQ = place(parts * size), allocator.allocate_tensor(Float32, staging, 128)
+    sdS = tile(ds, (parts * part[0], part[1]))
     return Shared(barriers, address, statistics, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
