@@ -390,8 +390,7 @@ class BackwardColumns:
 
     Each half of the queries, of which a compute warpgroup has one, has 64 columns of S and 32 of P, and 64 of dP with 32 of dS in them:
     ``second`` says how far from those of the first half. P lies where the warpgroup itself has read S. ``parts``: columns of a CTA's dQ
-    that are read at a time, so that others may be written there; ``products`` those that are computed at a time. ``dq_apart``: dQ keeps
-    clear of dS, so that it is computed before dK.
+    that are handed over at a time. ``dq_apart``: dQ keeps clear of dS, so that it is computed before dK.
 
     ``serial``: there is no room for S, dP and dQ, so that one tile is done with before the next begins. Of dP the first half has columns of
     its own. The other takes those of S between the parts of P, once both warpgroups have read it. Of a pair each CTA has half of the rows
@@ -407,7 +406,6 @@ class BackwardColumns:
     arithmetic: str
     second: Strides
     parts: tuple[int, ...]
-    products: tuple[int, ...]
     serial: bool
     dq_apart: bool
 
@@ -415,10 +413,10 @@ class BackwardColumns:
 def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> BackwardColumns:
     """The map of tensor memory: dV, dK, then S and dP side by side where that leaves dQ clear of S; dQ at the end, over dP if it must.
 
-    Where it does not (``serial``), dP begins behind S and goes on in it. dQ comes last, over them: the next S follows its first part.
+    Where it does not (``serial``), dP begins behind S and goes on in it. dQ comes last, from S on: the next S follows its first part.
 
-    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P; where tiles are serial, half
-    of them in S and half behind it.
+    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P, or where tiles are serial over
+    all of it.
     """
     d, dv, tile = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES
     quarter, S, mine = tile // 4, dv + d, d // 2 if cta_pair else d
@@ -427,23 +425,31 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
     what = "dQ, or S and half of dP," if serial else "S and dP"
     arithmetic = f"dV {dv} + dK {d} + {what} {needed} = {S + needed} columns of tensor memory"
     if serial and cta_pair:
-        dQ, second, parts = dP - mine // 2, Strides(3 * quarter, quarter, quarter, -3 * quarter), (mine // 2, mine // 2)
-        return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, parts, (mine,), True, False)
+        second = Strides(3 * quarter, quarter, quarter, -3 * quarter)
+        return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, (mine,), True, False)
     if serial:
         second, parts = Strides(3 * quarter, -3 * quarter, -3 * quarter), (tile, d - tile) if d > tile else (d,)
-        return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, parts, parts, True, False)
+        return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, parts, True, False)
     if cta_pair:
         dQ, second = S + quarter, Strides(3 * quarter, 2 * quarter, 3 * quarter)
-        return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (mine,), (mine,), False, True)
+        return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (mine,), False, True)
     dQ, second = TMEM_COLUMNS - d, Strides(2 * quarter, 2 * quarter, 2 * quarter)
-    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (d,), (d,), False, dQ >= dP + 3 * quarter)
+    return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (d,), False, dQ >= dP + 3 * quarter)
+
+
+def serial_pair(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> bool:
+    """Whether a pair has no room to overlap tiles."""
+    return config.cta_pair and backward_columns(head_dim, head_dim_v, True).serial
 
 
 def backward_chunk(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> int:
-    """Columns of dQ that a warp adds at a time: all of D 64, less where there is no room for so many, least in a pair."""
-    d, dv, columns = padded_head_dim(head_dim), padded_head_dim(head_dim_v), backward_columns(head_dim, head_dim_v, config.cta_pair)
-    if config.cta_pair and columns.serial:
-        return next(n for n in range(24, 0, -4) if columns.parts[0] % n == 0)
+    """Columns of dQ that a warp adds at a time: all of D 64, less where there is no room for so many, least in a pair.
+
+    Where tiles are serial in a pair half of its columns, and one such place.
+    """
+    d, dv = padded_head_dim(head_dim), padded_head_dim(head_dim_v)
+    if serial_pair(config, head_dim, head_dim_v):
+        return d // 4
     most = 16 if config.cta_pair else 64 if max(d, dv) <= TMEM_LANES and d == TMEM_LANES // 2 else 32
     return next(n for n in (64, 32, 16) if n <= most and d % n == 0)
 
@@ -456,8 +462,8 @@ def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_
     those of dO, and what it sends lies where dQ is before it is added.
     """
     d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(config, head_dim, head_dim_v)
-    if config.cta_pair and backward_columns(head_dim, head_dim_v, True).serial:
-        staging = max(2 * 4 * n * chunk, ELEMENT_BYTES * n * n // 2)
+    if serial_pair(config, head_dim, head_dim_v):
+        staging = max(4 * n * chunk, ELEMENT_BYTES * n * n // 2)
         size = 3072 + ELEMENT_BYTES * n * (d + dv + d // 2 + dv // 2 + n + d) + staging
         text = f"3072 + {n} x (K {d} + V {dv} + Q {d // 2} + dO {dv // 2} + dS {n} + K of both {d}) x {ELEMENT_BYTES} + dQ {staging}"
         return SharedMemory(size, f"{text} = {size} bytes")

@@ -190,7 +190,7 @@ def for_queries(c: Context, words: cute.Tensor, who: Who, phase: Int32) -> None:
     half, thread, _ = who
     if const_expr(c.config.cta_pair and not c.columns.serial):
         c.barriers.dq_full.wait(0, phase ^ 1)
-    if const_expr(c.config.cta_pair and c.columns.serial):
+    if const_expr(c.serial_pair):
         if half != c.rank:
             c.barriers.sdq_empty.wait(0, phase ^ 1)
     part = half

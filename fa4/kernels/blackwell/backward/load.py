@@ -102,7 +102,7 @@ def statistics_of(head: Head, tile: Int32) -> Int64:
 def for_scores(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32, address: Int64) -> None:
     """Q of a tile, for S, and lse and delta, from ``address``; ``used`` is how many tiles came before."""
     slot, phase = used & c.config.stages - 1, used >> c.config.stages - 1 & 1  # one or two slots
-    if const_expr(c.config.cta_pair and c.columns.serial and c.config.needed.scores):
+    if const_expr(c.serial_pair and c.config.needed.scores):
         c.barriers.qt_empty.wait(0, used & 1 ^ 1)
     else:
         c.barriers.q_empty.wait(slot, phase ^ 1)
@@ -116,7 +116,7 @@ def for_others(c: Context, sources: Sources, head: Head, tile: Int32, used: Int3
     """DO of a tile, for dP, and what a pair has for dV and dK."""
     b, rows, at = c.barriers, (tile * c.config.cluster + c.rank, 0), (head.head, head.batch)
     needed, pair = c.config.needed, c.config.cta_pair
-    turns = pair and c.columns.serial
+    turns = c.serial_pair
     if const_expr(needed.scores or not pair):
         if const_expr(turns and needed.dv):
             b.dot_empty.wait(0, used & 1 ^ 1)

@@ -170,22 +170,22 @@ def transposed(
 def dqueries(c: Context, p: Products, state: State) -> None:
     """DQ = dS K, over the keys of the cluster, when the one before has been read, and a pair has all of dS; then dq_full. Without dK Q is free, then."""
     if const_expr(c.config.needed.dq):
-        products, first = c.columns.products, 0
+        parts, first = c.columns.parts, 0
         if const_expr(c.config.cta_pair):
             c.barriers.moved.wait(0, state.step & 1)
         if const_expr(not c.columns.serial):  # whose S and dP have waited
             c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
-        for number in cutlass.range_constexpr(len(products)):
-            n = products[number] * c.config.cluster
+        for part in cutlass.range_constexpr(len(parts)):
+            n = parts[part] * c.config.cluster
             how = Int32(instruction(c.dtype, TILE, n, b_along_rows=True, a_along_rows=True))
             with cute.arch.elect_one():
                 for k in cutlass.range_constexpr(c.tile_n // K_STEP):
                     a, b = p.dS.step(k, True), p.Kt.step(k, True, first=first)
                     multiply_ss(p.tmem + c.columns.dQ + first, a, b, how, Int32(k > 0), c.config.cluster)
-                tell(c, c.barriers.dq_full.at(number))
-                if const_expr(last_of_rows(c) == "dQ" and number == len(products) - 1):
+                tell(c, c.barriers.dq_full.at(part))
+                if const_expr(last_of_rows(c) == "dQ" and part == len(parts) - 1):
                     tell(c, rows_empty(c, state))
-            first = first + products[number]
+            first = first + parts[part]
 
 
 @cute.jit

@@ -24,9 +24,9 @@ the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits a
     mma --dq_full-->  compute                      dS in shared memory has been read
         <--s_read---                               S has been read: dQ of the tile before goes between the parts of P
 
-Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says that half of dP may take columns of S; ``dq_empty`` is there for each part
-of dQ, and ``dq_full`` for each of its products. Of a pair the halves of Q then take turns in the same shared memory: load waits for qt_empty
-before Q and for q_empty before Qt, and so with dO. What ``sent`` counts lies before where the warps that add dQ have theirs::
+Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says that half of dP may take columns of S; ``dq_full`` and ``dq_empty`` are there
+for each part of dQ. Of a pair the halves of Q then take turns in the same shared memory: load waits for qt_empty before Q and for q_empty
+before Qt, and so with dO. What ``sent`` counts leaves from where the warps that add dQ have theirs::
 
     reduce --sdq_empty-->  compute                 what is added has been read
 """
@@ -126,7 +126,7 @@ class Barriers:
         """Shared memory for all of them, in the order of the graph; ``counts`` are the arrivals of each."""
         graph = {**GRAPH, **(PAIRED if config.cta_pair else {}), **(TAKEN if config.cta_pair or columns.serial else {})}
         graph |= LENT if config.cta_pair and columns.serial else {}
-        rings = {"row_full": ROW_SLOTS, "dq_full": len(columns.products), "dq_empty": len(columns.parts)}
+        rings = {"row_full": ROW_SLOTS, "dq_full": len(columns.parts), "dq_empty": len(columns.parts)}
         counts = {
             name: [arrivals(count, config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
             for name, (count, ring) in graph.items()

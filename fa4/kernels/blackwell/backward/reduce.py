@@ -45,7 +45,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
                 with cute.arch.elect_one():
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
                     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
-            if const_expr(c.config.cta_pair and c.columns.serial):
+            if const_expr(c.serial_pair):
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 c.barriers.sdq_empty.arrive(0)
             phase = phase ^ 1
@@ -59,7 +59,7 @@ def columns_of(c: Context) -> int:
 
 def most_columns(c: Context) -> int:
     """Columns that a thread has in registers at a time."""
-    return 128 if c.config.registers[1] >= 152 else 64
+    return 128 if c.config.registers[1] >= 152 else 96
 
 
 def powers_of_two(columns: int) -> list[tuple[int, int]]:
@@ -101,7 +101,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
     for part in cutlass.range_constexpr(len(parts)):
         begin, end = end, end + parts[part]
         at_once = max(n for n in range(chunk, most_columns(c) + 1, chunk) if parts[part] % n == 0)
-        if const_expr(0 < part < len(c.columns.products)):
+        if const_expr(part > 0):
             c.barriers.dq_full.wait(part, phase)
         for first in cutlass.range_constexpr(begin, end, at_once):
             dQ = cute.make_rmem_tensor(at_once, Float32)
@@ -113,7 +113,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
             if const_expr(first == 0 and turn is not None):
                 wait_turn(turn)
             for at in cutlass.range_constexpr(0, at_once, chunk):
-                stage = (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
+                stage = 0 if const_expr(c.serial_pair) else (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
                 send(c, dQ, at, (rows + dq_offset(0, first + at, d), warp, lane), stage)
                 number = number + 1
 
@@ -123,7 +123,7 @@ def send(c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tupl
     """A chunk of columns through shared memory."""
     to, warp, lane = where
     chunk = backward_chunk(c.config, *c.head_dims)
-    cute.arch.cp_async_bulk_wait_group(1, read=True)  # of the lane that has any
+    cute.arch.cp_async_bulk_wait_group(0 if c.serial_pair else 1, read=True)  # of the lane that has any
     cute.arch.sync_warp()
     staging = c.shared.sdQ[None, None, None, warp, stage]
     for group in cutlass.range_constexpr(chunk // VECTOR):

@@ -35,6 +35,7 @@ from fa4.config import (
     backward_chunk,
     backward_columns,
     padded_head_dim,
+    serial_pair,
 )
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
 from fa4.kernels.common.dq_layout import VECTOR
@@ -67,7 +68,7 @@ class Shared:
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
     the other CTA. Where tiles of a pair are serial ``sQt`` lies where ``sQ`` does, ``sdOt`` where ``sdO`` does, and the third part of
     ``sdS`` where ``sdQ`` does. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
-    float32 (columns, row, group of columns, warp, 2), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V
+    float32 (columns, row, group of columns, warp, place), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V
     were.
     """
 
@@ -102,7 +103,7 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     def tile(at: cute.Pointer, shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
         return tiles(at, shape, (slots, shape[0] * shape[1]))
 
-    shapes, pair, serial = tile_shapes(config, head_dims), config.cta_pair, backward_columns(*head_dims, config.cta_pair).serial
+    shapes, pair, serial = tile_shapes(config, head_dims), config.cta_pair, serial_pair(config, *head_dims)
     k, v, q, do = (place(x[0] * x[1] * n) for x, n in ((shapes.K, 1), (shapes.V, 1), (shapes.Q, config.stages), (shapes.dO, 1)))
     sK, sV, sQ, sdO = tile(k, shapes.K), tile(v, shapes.V), tile(q, shapes.Q, config.stages), tile(do, shapes.dO)
     others = sQ, sdO, sK
@@ -111,8 +112,8 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
         others = tile(qt, shapes.Qt), tile(dot, shapes.dOt), tile(place(shapes.Kt[0] * shapes.Kt[1]), shapes.Kt)
     part, chunk = (TMEM_LANES, TMEM_LANES // 2), backward_chunk(config, *head_dims)
     size, parts = part[0] * part[1], 3 if pair else 2
-    staging = cute.make_layout((VECTOR, WARP, chunk // VECTOR, WARPS, 2))
-    if pair and serial:
+    staging = cute.make_layout((VECTOR, WARP, chunk // VECTOR, WARPS, 1 if serial else 2))
+    if serial:
         ds = place(2 * size + max(size, cute.size(staging) * 4 // ELEMENT_BYTES))
         sdQ = cute.make_tensor(cute.recast_ptr(ds + 2 * size, dtype=Float32), staging)
     else:
