@@ -94,10 +94,10 @@ def some_of_dprobabilities(c: Context, p: Products, begin: cutlass.Constexpr[int
     """DP^T of some of the queries; behind the last of them dp_full, and do_empty where no other product reads dO."""
     how = Int32(instruction(c.dtype, c.tile_n, end - begin))
     to = c.columns.dP if begin == 0 else c.columns.S + TILE // 4  # between the parts of P
-    mine = begin // c.config.cluster
+    first = begin // c.config.cluster  # of a pair each CTA has half of the rows
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
-            multiply_ss(p.tmem + to, p.V.step(k, False), p.dO.step(k, False, first=mine), how, Int32(k > 0), c.config.cluster)
+            multiply_ss(p.tmem + to, p.V.step(k, False), p.dO.step(k, False, first=first), how, Int32(k > 0), c.config.cluster)
         if const_expr(end == TILE):
             tell(c, c.barriers.dp_full.at(0))
             if const_expr(c.config.cta_pair or last_of_dout(c) == "dP"):
@@ -168,7 +168,10 @@ def transposed(
 
 @cute.jit
 def dqueries(c: Context, p: Products, state: State) -> None:
-    """DQ = dS K, over the keys of the cluster, when the one before has been read, and a pair has all of dS; then dq_full. Without dK Q is free, then."""
+    """DQ = dS K, over the keys of the cluster, when a pair has all of dS and the one before has been read; then dq_full.
+
+    Without dK Q is free, then.
+    """
     if const_expr(c.config.needed.dq):
         parts, first = c.columns.parts, 0
         if const_expr(c.config.cta_pair):

@@ -62,12 +62,6 @@ def most_columns(c: Context) -> int:
     return 128 if c.config.registers[1] >= 152 else 96
 
 
-def powers_of_two(columns: int) -> list[tuple[int, int]]:
-    """Where loads of some columns begin, and how many each takes: the largest first."""
-    sizes = [1 << bit for bit in reversed(range(columns.bit_length())) if columns >> bit & 1]
-    return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
-
-
 class Turn(NamedTuple):
     """The semaphore of a block of rows, and what it says when it is this CTA's turn."""
 
@@ -105,7 +99,8 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
             c.barriers.dq_full.wait(part, phase)
         for first in cutlass.range_constexpr(begin, end, at_once):
             dQ = cute.make_rmem_tensor(at_once, Float32)
-            for some, size in powers_of_two(at_once):
+            size = at_once & -at_once  # a load takes a power of two
+            for some in cutlass.range_constexpr(0, at_once, size):
                 values = cute.make_tensor(dQ.iterator + some, cute.make_layout(size))
                 load_columns(c.columns.dQ + first + some, values, warp * WARP + lane)
             if const_expr(first + at_once == end):

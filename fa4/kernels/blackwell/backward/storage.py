@@ -15,7 +15,7 @@ Where there is no room for S, dP and dQ, (192, 128), the second half of dP lies 
 
     0        128             320                            512
     | dV      | dK            | P  dP: dS .  P  | dP: dS .   |      dQ over all of it
-    | dV      | dK            | P  dP: . .   P  | dP: dS dS  |      of a pair, dQ over the middle half
+    | dV      | dK            | P  dP: . .   P  | dP: dS dS  |      of a pair, dQ from S on
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ class Shared:
 
     Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
-    the other CTA. Where tiles of a pair are serial ``sQt`` lies where ``sQ`` does, ``sdOt`` where ``sdO`` does, and the third part of
-    ``sdS`` where ``sdQ`` does. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
-    float32 (columns, row, group of columns, warp, place), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V
-    were.
+    the other CTA. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
+    float32 (columns, row, group of columns, warp, place), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K
+    and V were.
+
+    Where tiles of a pair are serial, ``sQt`` lies where ``sQ`` does, ``sdOt`` where ``sdO`` does, the third part of ``sdS`` where ``sdQ``
+    does.
     """
 
     barriers: Barriers
@@ -97,26 +99,26 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     rows = cute.make_layout((TMEM_LANES, ROW_SLOTS), stride=(1, 2 * TMEM_LANES))
     lse, delta = (cute.make_tensor(statistics.iterator + first, rows) for first in (0, TMEM_LANES))
 
-    def place(elements: int) -> cute.Pointer:
-        return allocator.allocate_array(dtype, elements, byte_alignment=1024)
+    def place(shape: tuple[int, int], slots: int = 1) -> cute.Pointer:
+        return allocator.allocate_array(dtype, shape[0] * shape[1] * slots, byte_alignment=1024)
 
     def tile(at: cute.Pointer, shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
         return tiles(at, shape, (slots, shape[0] * shape[1]))
 
-    shapes, pair, serial = tile_shapes(config, head_dims), config.cta_pair, serial_pair(config, *head_dims)
-    k, v, q, do = (place(x[0] * x[1] * n) for x, n in ((shapes.K, 1), (shapes.V, 1), (shapes.Q, config.stages), (shapes.dO, 1)))
+    shapes, pair, lent = tile_shapes(config, head_dims), config.cta_pair, serial_pair(config, *head_dims)
+    k, v, q, do = place(shapes.K), place(shapes.V), place(shapes.Q, config.stages), place(shapes.dO)
     sK, sV, sQ, sdO = tile(k, shapes.K), tile(v, shapes.V), tile(q, shapes.Q, config.stages), tile(do, shapes.dO)
+    staging = cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 1 if lent else 2))
+    parts, columns = (3 if pair else 2) * TMEM_LANES, TMEM_LANES // 2
+    added = 4 * cute.size(staging) // (ELEMENT_BYTES * columns)  # rows of dS that have the size of sdQ
+    ds = place((max(parts, 2 * TMEM_LANES + added) if lent else parts, columns))
     others = sQ, sdO, sK
     if pair:
-        qt, dot = (q, do) if serial else (place(shapes.Qt[0] * shapes.Qt[1]), place(shapes.dOt[0] * shapes.dOt[1]))
-        others = tile(qt, shapes.Qt), tile(dot, shapes.dOt), tile(place(shapes.Kt[0] * shapes.Kt[1]), shapes.Kt)
-    part, chunk = (TMEM_LANES, TMEM_LANES // 2), backward_chunk(config, *head_dims)
-    size, parts = part[0] * part[1], 3 if pair else 2
-    staging = cute.make_layout((VECTOR, WARP, chunk // VECTOR, WARPS, 1 if serial else 2))
-    if serial:
-        ds = place(2 * size + max(size, cute.size(staging) * 4 // ELEMENT_BYTES))
-        sdQ = cute.make_tensor(cute.recast_ptr(ds + 2 * size, dtype=Float32), staging)
+        qt, dot = (q, do) if lent else (place(shapes.Qt), place(shapes.dOt))
+        others = tile(qt, shapes.Qt), tile(dot, shapes.dOt), tile(place(shapes.Kt), shapes.Kt)
+    if lent:
+        sdQ = cute.make_tensor(cute.recast_ptr(ds + 2 * TMEM_LANES * columns, dtype=Float32), staging)
     else:
-        ds, sdQ = place(parts * size), allocator.allocate_tensor(Float32, staging, 128)
-    sdS = tile(ds, (parts * part[0], part[1]))
+        sdQ = allocator.allocate_tensor(Float32, staging, 128)
+    sdS = tile(ds, (parts, columns))
     return Shared(barriers, address, statistics, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
