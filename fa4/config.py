@@ -415,12 +415,11 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
 
     Where it does not (``serial``), dP begins behind S and goes on in it. dQ comes last, from S on: the next S follows its first part.
 
-    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P, or where tiles are serial over
-    all of it.
+    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S between the parts of P, or from S on.
     """
     d, dv, tile = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES
     quarter, S, mine = tile // 4, dv + d, d // 2 if cta_pair else d
-    serial = S + 2 * tile > TMEM_COLUMNS or (S + tile + d > TMEM_COLUMNS and not cta_pair)
+    serial = S + 2 * tile > TMEM_COLUMNS or (mine > 2 * quarter if cta_pair else S + tile + d > TMEM_COLUMNS)
     dP, needed = S + tile, max(mine, tile + tile // 2) if serial else 2 * tile
     what = "dQ, or S and half of dP," if serial else "S and dP"
     arithmetic = f"dV {dv} + dK {d} + {what} {needed} = {S + needed} columns of tensor memory"

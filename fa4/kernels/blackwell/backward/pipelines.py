@@ -24,9 +24,9 @@ the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits a
     mma --dq_full-->  compute                      dS in shared memory has been read
         <--s_read---                               S has been read: dQ of the tile before goes between the parts of P
 
-Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says that half of dP may take columns of S; ``dq_full`` and ``dq_empty`` are there
-for each part of dQ. Of a pair the halves of Q then take turns in the same shared memory: load waits for qt_empty before Q and for q_empty
-before Qt, and so with dO. What ``sent`` counts leaves from where the warps that add dQ have theirs::
+Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says that half of dP may take columns of S; ``dq_full`` and ``dq_empty`` are
+there for each part of dQ. Of a pair the halves of Q then take turns in the same shared memory: load waits for qt_empty before Q and for
+q_empty before Qt, and so with dO. What ``sent`` counts leaves from where the warps that add dQ have theirs::
 
     reduce --sdq_empty-->  compute                 what is added has been read
 """
