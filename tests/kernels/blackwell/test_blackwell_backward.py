@@ -48,6 +48,11 @@ def paired(problem):
     return replace(blackwell_backward_config(problem, get_arch(ARCH)), cta_pair=True, stages=1)
 
 
+def name_of(value):
+    """Test ids without addresses."""
+    return getattr(value, "__name__", str(value))
+
+
 def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
     """Within the bound of float64, with every check on."""
     inputs = make_inputs(shape, dtype, layout=how.pop("layout", "contiguous"))
@@ -72,7 +77,7 @@ def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
         (AttentionShape(1, 300, 400, 2, 1, 128), CAUSAL, paired, torch.bfloat16, {"deterministic": True}),
         (AttentionShape(1, 300, 77, 1, 1, 128), CAUSAL, paired, torch.bfloat16, {"deterministic": True}),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=name_of,
 )
 def test_gradients(shape, options, configure, dtype, how):
     assert_right(shape, options, configure, dtype, **how)
@@ -90,7 +95,7 @@ KERNELS = [*itertools.product([(64, 64), (96, 96), (128, 128)], [single, paired]
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "ordered"])
 @pytest.mark.parametrize("options", [CAUSAL, PLAIN, WINDOW, CAPPED], ids=["causal", "full", "window", "softcap"])
-@pytest.mark.parametrize(("dims", "configure"), KERNELS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(("dims", "configure"), KERNELS, ids=name_of)
 def test_matrix(dims, options, configure, deterministic):
     """Every kernel with all lengths, which take turns with the head counts; kernels take turns with the dtypes."""
     dtype = [torch.bfloat16, torch.float16][(dims[0] // 32 + options.causal + deterministic) % 2]
@@ -212,7 +217,7 @@ def test_semaphores_order_what_is_added(configure, edit, ordered):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "configure"), [(SHAPES[single], single), (SHAPES[paired], paired), (SERIAL_PAIR, paired)], ids=str)
+@pytest.mark.parametrize(("shape", "configure"), [(SHAPES[single], single), (SHAPES[paired], paired), (SERIAL_PAIR, paired)], ids=name_of)
 @pytest.mark.parametrize("options", [CAUSAL, PLAIN], ids=["causal", "full"])
 def test_deterministic_under_fifty_schedules(options, shape, configure):
     schedules = [("priority", seed, ["late", "early"][seed % 2]) for seed in range(50)]

@@ -99,10 +99,7 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
             c.barriers.dq_full.wait(part, phase)
         for first in cutlass.range_constexpr(begin, end, at_once):
             dQ = cute.make_rmem_tensor(at_once, Float32)
-            size = at_once & -at_once  # a load takes a power of two
-            for some in cutlass.range_constexpr(0, at_once, size):
-                values = cute.make_tensor(dQ.iterator + some, cute.make_layout(size))
-                load_columns(c.columns.dQ + first + some, values, warp * WARP + lane)
+            load_columns(c.columns.dQ + first, dQ, warp * WARP + lane)
             if const_expr(first + at_once == end):
                 c.barriers.dq_empty.arrive(part)
             if const_expr(first == 0 and turn is not None):
