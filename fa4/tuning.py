@@ -135,7 +135,7 @@ def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) 
 def with_pair(config: KernelConfig, pair: bool, head_dim: int, head_dim_v: int) -> KernelConfig:
     """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are.
 
-    Where a thread of the backward reads dQ by parts of 64 columns at most, 136 registers hold them. There compute needs more than 144: of
+    Where a thread of the backward reads dQ by parts of 96 columns at most, 136 registers hold them. There compute needs more than 144: of
     a pair it spills one with a window and a softcap, with serial tiles up to 26 with functions on scores. Where a thread reads whole rows
     of dQ, no exponential is emulated.
     """
@@ -179,8 +179,9 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
 
     For a tile of 128 queries and keys the products take 20 D clocks, shared memory 22 D + 512 with a single CTA and 14 D + 768 with a pair
     (docs/kernels/blackwell-backward.md): a pair saves 20% at D 96, 23% at D 128, and 13% at D 64, where waiting for the other CTA weighs
-    more; flash-attn-4 pairs from D 128 on. Nothing of it was measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of
-    two tiles fit. Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
+    more; flash-attn-4 pairs from D 128 on. At (192, 128), replayed, one CTA is 1.08 to 1.15 times as fast as a pair. Nothing of it was
+    measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of two tiles fit. Longest tiles first where they differ;
+    deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
 
     Raises:
         UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.

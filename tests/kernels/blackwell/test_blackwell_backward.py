@@ -107,7 +107,7 @@ def test_matrix(dims, options, configure, deterministic):
 @pytest.mark.slow
 @pytest.mark.parametrize("emulated", [0, 16])
 @pytest.mark.parametrize(
-    ("dims", "configure"), [((64, 64), single), ((128, 128), paired), *itertools.product([(192, 128)], [single, paired])], ids=str
+    ("dims", "configure"), [((64, 64), single), ((128, 128), paired), *itertools.product([(192, 128)], [single, paired])], ids=name_of
 )
 def test_any_share_of_exponentials(dims, configure, emulated):
     shape = AttentionShape(1, 300, 200, 2, 1, *dims)
