@@ -114,7 +114,8 @@ def check_ampere_forward(config: AmpereForwardConfig, head_dim: int, head_dim_v:
 class Exp2Policy:
     """Which part of a row's exponentials is emulated: ``emulated`` of every ``period`` pairs of columns, evenly spread.
 
-    Pairs, since sm_100a has multiply-adds on two numbers at once. ``degree`` is that of the polynomial, see ``fa4.emulate_exp``.
+    Pairs, since sm_100a has multiply-adds on two numbers at once. ``degree`` is that of the polynomial, see ``fa4.emulate_exp``. None of
+    the first ``after`` pairs of a period is emulated.
 
     Raises:
         ArgumentError: a number out of range.
@@ -123,13 +124,17 @@ class Exp2Policy:
     emulated: int = 0
     period: int = 16
     degree: int = 3
+    after: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.period < 1:
             raise ArgumentError("period", self.period, "must be at least 1", "use 16")
-        if not 0 <= self.emulated <= self.period:
-            raise ArgumentError("emulated", self.emulated, f"must be from 0 to period, {self.period}", "use 0 to emulate nothing")
+        if not 0 <= self.after < self.period:
+            raise ArgumentError("after", self.after, f"must be from 0 to below period, {self.period}", "use 0 to begin with the first pair")
+        most = self.period - self.after
+        if not 0 <= self.emulated <= most:
+            raise ArgumentError("emulated", self.emulated, f"must be from 0 to period - after, {most}", "use 0 to emulate nothing")
         if not 1 <= self.degree <= 6:
             raise ArgumentError("degree", self.degree, "there are polynomials of degree 1 to 6", "use 3")
 
@@ -140,7 +145,8 @@ class Exp2Policy:
 
     def emulates(self, pair: int) -> bool:
         """Whether the pair of columns with this index, from 0, is emulated."""
-        return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
+        number, rest = pair % self.period - self.after, self.period - self.after
+        return number >= 0 and (number + 1) * self.emulated // rest > number * self.emulated // rest
 
 
 ROW_TILE = 128
