@@ -207,12 +207,13 @@ def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
     pair, whose slots are half as large, has four or five. Per query it loads half of the bytes of K and V, and per key tile the tensor core
     reads 88 KB of shared memory instead of 128 KB (D 192). Up to 128 the ring holds three tiles or more, and flash-attn-4, which has pairs
     at 128, too, turns them off in code that CUDA 12.9 generates: published as about 18% slower (flash-attention 2461). With a mask the 512
-    rows visit keys that only some of them see; up to 256 rows one of the CTAs would have none; the columns of a product come in 32s.
+    rows visit keys that only some of them see: replayed at (192, 128), causal, a pair is 0.96 times as fast as one CTA at 1k tokens, but 1.07
+    and 1.13 times at 4k and 16k. Up to 256 rows one of the CTAs would have none; the columns of a product come in 32s.
     """
     wide = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)) > 128
-    masked = problem.causal or any(problem.window)
+    visible = not any(problem.window) and not (problem.causal and problem.modified)
     long = queries.tiles > 2 and queries.pack_heads == 1
-    return wide and long and not masked and padded_head_dim(problem.head_dim_v) % PAIR_COLUMNS == 0
+    return wide and long and visible and padded_head_dim(problem.head_dim_v) % PAIR_COLUMNS == 0
 
 
 def config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> KernelConfig:
@@ -257,11 +258,15 @@ def kernels(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProble
 
 @dataclass(frozen=True)
 class Exp2Row:
-    """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why."""
+    """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why.
+
+    ``modified`` is that with a mask and functions on scores, which take registers.
+    """
 
     width: int
     full: Exp2Policy
     masked: Exp2Policy
+    modified: Exp2Policy
     reason: str
 
 
@@ -271,6 +276,8 @@ class Exp2Row:
 # nothing on sm_103a, whose special-function unit is twice as fast. No figure here was measured on a GPU of ours.
 # In the forward only pairs of the second half of a row of 128 keys are emulated: the first half of P, with which the next product begins,
 # is there sooner, and emulation has the registers of scores that are done with.
+# Functions on scores leave no registers for that: some kernels spill, which spill nothing where the share is spread over the row.
+_SPREAD = Exp2Policy(4)
 _QUARTER = Exp2Policy(16, 64, after=32)
 _MORE = Exp2Policy(20, 64, after=32)
 _EXP2_SM_100A = (
@@ -278,6 +285,7 @@ _EXP2_SM_100A = (
         96,
         _QUARTER,
         _QUARTER,
+        _SPREAD,
         "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64); replayed at D 64, 31% are 1% less without "
         "a mask and 5% less with one; spread over the row, a quarter is 1 to 2% less",
     ),
@@ -285,6 +293,7 @@ _EXP2_SM_100A = (
         128,
         _MORE,
         _QUARTER,
+        Exp2Policy(3),
         "in the model exp2 ties with the products, flat from 12.5% on; replayed as a pair, without a mask, 31% are 1.03 to 1.07 times as "
         "fast as 25%; with a mask 25% are 1.01 to 1.03 times as fast as 19%, and 31% no faster",
     ),
@@ -292,6 +301,7 @@ _EXP2_SM_100A = (
         256,
         _MORE,
         _QUARTER,
+        Exp2Policy(0),
         "in the model the products take longer than exp2, but they wait for softmax: replayed as a pair, 31% are 1.04 to 1.05 times as "
         "fast as 25%; with a mask 25% are 1.02 to 1.09 times as fast as none",
     ),
@@ -311,7 +321,10 @@ def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
     if arch.name != "sm_100a":
         return Exp2Policy(0)
     if problem.direction == "backward":
-        return Exp2Policy(0) if problem.score_mod or problem.mask_mod else _EXP2_SM_100A_BACKWARD
+        return Exp2Policy(0) if problem.modified else _EXP2_SM_100A_BACKWARD
     width = (padded_head_dim(problem.head_dim) + padded_head_dim(problem.head_dim_v)) / 2
     row = next((row for row in _EXP2_SM_100A if width <= row.width), _EXP2_SM_100A[-1])
-    return row.masked if problem.causal or any(problem.window) else row.full
+    masked = problem.causal or any(problem.window)
+    if problem.modified:
+        return row.modified if masked else _SPREAD
+    return row.masked if masked else row.full
