@@ -207,7 +207,7 @@ def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
     pair, whose slots are half as large, has four or five. Per query it loads half of the bytes of K and V, and per key tile the tensor core
     reads 88 KB of shared memory instead of 128 KB (D 192). Up to 128 the ring holds three tiles or more, and flash-attn-4, which has pairs
     at 128, too, turns them off in code that CUDA 12.9 generates: published as about 18% slower (flash-attention 2461). With a mask the 512
-    rows visit keys that only some of them see: replayed at (192, 128), causal, a pair is 0.96 times as fast as one CTA at 1k tokens, but 1.07
+    rows visit keys that only some of them see: replayed at (192, 128), causal, a pair is 0.96 times as fast as one CTA at 1k tokens, 1.07
     and 1.13 times at 4k and 16k. Up to 256 rows one of the CTAs would have none; the columns of a product come in 32s.
     """
     wide = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)) > 128
