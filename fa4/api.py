@@ -201,7 +201,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         ShapeError: a rank or size does not fit.
         DeviceError: tensors on different devices.
     """
-    dual_level = forward_ad._current_level >= 0
+    dual_level, device = forward_ad._current_level >= 0, getattr(q, "device", None)  # attributes of tensors are read once: each costs
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DtypeError(name, type(x).__name__, "must be a torch.Tensor", "convert with torch.as_tensor")
@@ -211,19 +211,20 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ShapeError(name, tuple(x.shape), "must have 4 dimensions", "use (batch, seqlen, heads, head_dim)")
         if dual_level and forward_ad.unpack_dual(x).tangent is not None:
             raise UnsupportedError(name, "a dual tensor", "forward-mode differentiation is not implemented", "use backward mode")
-        if x.device != q.device:
-            raise DeviceError(name, str(x.device), f"must be on q's device {q.device}", "move it there with .to(q.device)")
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[0] != q.shape[0]:
-            raise ShapeError(name, tuple(x.shape), f"must have q's batch size {q.shape[0]}", "expand or slice it")
-    if v.shape[1:3] != k.shape[1:3]:
-        raise ShapeError("v", tuple(v.shape), f"must have k's seqlen and heads {tuple(k.shape[1:3])}", "check the order (B, S, H, D)")
-    if k.shape[3] != q.shape[3]:
-        raise ShapeError("k", tuple(k.shape), f"must have q's head_dim {q.shape[3]}", "only v may have a head_dim of its own")
-    heads_q, heads_kv = q.shape[2], k.shape[2]
+        if x.device != device:
+            raise DeviceError(name, str(x.device), f"must be on q's device {device}", "move it there with .to(q.device)")
+    (batch, _, heads_q, head_dim), k_shape, v_shape = q.shape, k.shape, v.shape
+    for name, shape in (("k", k_shape), ("v", v_shape)):
+        if shape[0] != batch:
+            raise ShapeError(name, tuple(shape), f"must have q's batch size {batch}", "expand or slice it")
+    _, seqlen_k, heads_kv, head_dim_k = k_shape
+    if v_shape[1] != seqlen_k or v_shape[2] != heads_kv:
+        raise ShapeError("v", tuple(v_shape), f"must have k's seqlen and heads {(seqlen_k, heads_kv)}", "check the order (B, S, H, D)")
+    if head_dim_k != head_dim:
+        raise ShapeError("k", tuple(k_shape), f"must have q's head_dim {head_dim}", "only v may have a head_dim of its own")
     if heads_kv == 0 or heads_q == 0 or heads_q % heads_kv:
         rule = f"its {heads_kv} heads must divide q's {heads_q} heads"
-        raise ShapeError("k", tuple(k.shape), rule, "each key head serves an equal group of query heads")
+        raise ShapeError("k", tuple(k_shape), rule, "each key head serves an equal group of query heads")
 
 
 def _check_backend_name(backend: str) -> None:
@@ -272,12 +273,12 @@ def _check_operands(q: Tensor, k: Tensor, v: Tensor, backend: str) -> None:
         DtypeError: dtypes differ or are not served.
         UnsupportedError: head dims are not served.
     """
-    allowed = dispatch.allowed_dtypes(backend)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise DtypeError(name, str(x.dtype), f"must have q's dtype {q.dtype}", "cast it with .to(q.dtype)")
-        if dtype_name(x.dtype) not in allowed:
-            raise DtypeError(name, str(x.dtype), f"is not served by backend {backend!r}", f"use one of {', '.join(allowed)}")
+    allowed, dtype = dispatch.allowed_dtypes(backend), q.dtype
+    if dtype_name(dtype) not in allowed:
+        raise DtypeError("q", str(dtype), f"is not served by backend {backend!r}", f"use one of {', '.join(allowed)}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != dtype:
+            raise DtypeError(name, str(x.dtype), f"must have q's dtype {dtype}", "cast it with .to(q.dtype)")
     for name, x in (("q", q), ("v", v)):
         rule = dispatch.head_dim_rule(backend, x.shape[3])
         if rule:

@@ -51,18 +51,19 @@ def fits_backward(saved: Saved, options: AttentionOptions, needed: Needed) -> bo
 
 
 def _fits(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
+    (_, _, heads_q, head_dim), (_, seqlen_k, heads_k, _) = q.shape, k.shape
     return (
-        q.shape[3] == v.shape[3]
+        v.shape[3] == head_dim
         and q.numel() > 0
-        and k.shape[1] >= MIN_KEYS
+        and seqlen_k >= MIN_KEYS
         and _is_causal(q, k, options) is not None
         and not options.softcap
         and options.modifiers is None
         and not options.deterministic
         and options.softmax_scale > 0
-        and (_GROUPS or q.shape[2] == k.shape[2])
+        and (_GROUPS or heads_q == heads_k)
         # Its matrix products read rows of a unit stride that do not overlap.
-        and all(x.stride(3) == 1 and x.stride(1) >= x.shape[3] for x in (q, k, v))
+        and all(last == 1 and row >= head_dim for _, row, _, last in (q.stride(), k.stride(), v.stride()))
     )
 
 
