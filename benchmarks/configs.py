@@ -22,7 +22,7 @@ from fa4.perfmodel.compare import Interval
 from fa4.problem import AttentionProblem
 
 REGISTERS = ((192, 80, 48), (184, 96, 48), (184, 88, 56), (176, 112, 48), (200, 64, 48))
-EMULATED = (0, 1, 2, 3, 4, 6)
+EMULATED = (0, 2, 3, 4, 5, 6)
 
 
 def tuned(request: Request) -> Any:
@@ -44,7 +44,8 @@ def variants(config: Any, head_dims: tuple[int, int]) -> Iterator[tuple[str, Any
     for registers in REGISTERS:
         yield f"registers {registers}", replace(config, registers=registers)
     for count in EMULATED:
-        yield f"exp2 emulated {count}/16", replace(config, exp2=Exp2Policy(count) if count else Exp2Policy(0))
+        yield f"exp2 emulated {count}/16", replace(config, exp2=Exp2Policy(count))
+        yield f"exp2 emulated {count}/16, in the second half", replace(config, exp2=Exp2Policy(4 * count, 64, after=32))
     for keys in (32, 64, 96):
         yield f"early_keys {keys}", replace(config, early_keys=keys)
     for pair in (False, True):

@@ -31,7 +31,7 @@ from fa4.arch import get_arch
 from fa4.compiler import get
 from fa4.compiler.cubin import parse_cubin
 from fa4.compiler.hostcode import dynamic_shared_memory
-from fa4.config import BlackwellForwardConfig, Exp2Policy
+from fa4.config import BlackwellForwardConfig
 from fa4.errors import UnsupportedError
 from fa4.inspection import nvdisasm, sass
 from fa4.inspection.graph import natural_loops
@@ -102,7 +102,7 @@ def build_ours(arch: str, dims: tuple[int, int], causal: bool, emulated: int | N
     problem = AttentionProblem("forward", "bfloat16", *dims, causal=causal)
     config = tuning.config(problem, get_arch(arch))
     if emulated is not None and isinstance(config, BlackwellForwardConfig):
-        config = replace(config, exp2=Exp2Policy(emulated))
+        config = replace(config, exp2=replace(config.exp2, emulated=emulated * config.exp2.period // 16))
     artifact = get(problem, config, arch)
     return Built(artifact.cubin, artifact.kernels[0].launch.dynamic_shared or 0)
 

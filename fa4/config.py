@@ -114,7 +114,8 @@ def check_ampere_forward(config: AmpereForwardConfig, head_dim: int, head_dim_v:
 class Exp2Policy:
     """Which part of a row's exponentials is emulated: ``emulated`` of every ``period`` pairs of columns, evenly spread.
 
-    Pairs, since sm_100a has multiply-adds on two numbers at once. ``degree`` is that of the polynomial, see ``fa4.emulate_exp``.
+    Pairs, since sm_100a has multiply-adds on two numbers at once. ``degree`` is that of the polynomial, see ``fa4.emulate_exp``. None of
+    the first ``after`` pairs of a period is emulated.
 
     Raises:
         ArgumentError: a number out of range.
@@ -123,13 +124,17 @@ class Exp2Policy:
     emulated: int = 0
     period: int = 16
     degree: int = 3
+    after: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         if self.period < 1:
             raise ArgumentError("period", self.period, "must be at least 1", "use 16")
-        if not 0 <= self.emulated <= self.period:
-            raise ArgumentError("emulated", self.emulated, f"must be from 0 to period, {self.period}", "use 0 to emulate nothing")
+        if not 0 <= self.after < self.period:
+            raise ArgumentError("after", self.after, f"must be from 0 to below period, {self.period}", "use 0 to begin with the first pair")
+        most = self.period - self.after
+        if not 0 <= self.emulated <= most:
+            raise ArgumentError("emulated", self.emulated, f"must be from 0 to period - after, {most}", "use 0 to emulate nothing")
         if not 1 <= self.degree <= 6:
             raise ArgumentError("degree", self.degree, "there are polynomials of degree 1 to 6", "use 3")
 
@@ -140,7 +145,8 @@ class Exp2Policy:
 
     def emulates(self, pair: int) -> bool:
         """Whether the pair of columns with this index, from 0, is emulated."""
-        return (pair + 1) * self.emulated // self.period > pair * self.emulated // self.period
+        number, rest = pair % self.period - self.after, self.period - self.after
+        return number >= 0 and (number + 1) * self.emulated // rest > number * self.emulated // rest
 
 
 ROW_TILE = 128
@@ -380,6 +386,8 @@ class Strides(NamedTuple):
     p: int
     dp: int
     ds: int
+    within: int = 32
+    """From dP of the first 32 queries of a half to that of the others."""
 
 
 @dataclass(frozen=True)
@@ -391,7 +399,8 @@ class BackwardColumns:
     that are handed over at a time. ``dq_apart``: dQ keeps clear of dS, so that it is computed before dK.
 
     ``serial``: there is no room for S, dP and dQ, so that one tile is done with before the next begins. Of dP the first half has columns of
-    its own. The other takes those of S, once both warpgroups have read it; so P is all in the columns of the first half of S.
+    its own. The other takes those of S between the parts of P, once both warpgroups have read it. Of a pair each CTA has half of the rows
+    that dP is multiplied by, so that half of dP is 32 queries of each warpgroup.
     """
 
     S: int
@@ -412,29 +421,40 @@ def backward_columns(head_dim: int, head_dim_v: int, cta_pair: bool = False) -> 
 
     Where it does not (``serial``), dP begins behind S and goes on in it. dQ comes last, from S on: the next S follows its first part.
 
-    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S, between the parts of P.
+    A CTA of a pair has half of a dQ tile, folded: half of its columns. They lie in S between the parts of P, or from S on.
     """
     d, dv, tile = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES
-    quarter, S = tile // 4, dv + d
-    if cta_pair:
-        end = S + 2 * tile
-        arithmetic = f"dV {dv} + dK {d} + S {tile} + dP {tile} = {end} columns of tensor memory"
-        second = Strides(3 * quarter, 2 * quarter, 3 * quarter)
-        return BackwardColumns(S, S + tile, 0, dv, S + quarter, end, arithmetic, second, (d // 2,), False, True)
-    serial = S + 2 * tile > TMEM_COLUMNS or S + tile + d > TMEM_COLUMNS
-    dP, needed = S + tile, max(d, tile + tile // 2) if serial else 2 * tile
+    quarter, S, mine = tile // 4, dv + d, d // 2 if cta_pair else d
+    serial = S + 2 * tile > TMEM_COLUMNS or (mine > 2 * quarter if cta_pair else S + tile + d > TMEM_COLUMNS)
+    dP, needed = S + tile, max(mine, tile + tile // 2) if serial else 2 * tile
     what = "dQ, or S and half of dP," if serial else "S and dP"
     arithmetic = f"dV {dv} + dK {d} + {what} {needed} = {S + needed} columns of tensor memory"
+    if serial and cta_pair:
+        second = Strides(3 * quarter, quarter, quarter, -3 * quarter)
+        return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, (mine,), True, False)
     if serial:
-        second, parts = Strides(quarter, -2 * quarter, -2 * quarter), (tile, d - tile) if d > tile else (d,)
+        second, parts = Strides(3 * quarter, -3 * quarter, -3 * quarter), (tile, d - tile) if d > tile else (d,)
         return BackwardColumns(S, dP, 0, dv, S, S + needed, arithmetic, second, parts, True, False)
+    if cta_pair:
+        dQ, second = S + quarter, Strides(3 * quarter, 2 * quarter, 3 * quarter)
+        return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (mine,), False, True)
     dQ, second = TMEM_COLUMNS - d, Strides(2 * quarter, 2 * quarter, 2 * quarter)
     return BackwardColumns(S, dP, 0, dv, dQ, S + needed, arithmetic, second, (d,), False, dQ >= dP + 3 * quarter)
 
 
+def serial_pair(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> bool:
+    """Whether a pair has no room to overlap tiles."""
+    return config.cta_pair and backward_columns(head_dim, head_dim_v, True).serial
+
+
 def backward_chunk(config: BlackwellBackwardConfig, head_dim: int, head_dim_v: int) -> int:
-    """Columns of dQ that a warp adds at a time: all of D 64, less where there is no room for so many, least in a pair."""
+    """Columns of dQ that a warp adds at a time: all of D 64, less where there is no room for so many, least in a pair.
+
+    Where tiles are serial in a pair half of its columns, and one such place.
+    """
     d, dv = padded_head_dim(head_dim), padded_head_dim(head_dim_v)
+    if serial_pair(config, head_dim, head_dim_v):
+        return d // 4
     most = 16 if config.cta_pair else 64 if max(d, dv) <= TMEM_LANES and d == TMEM_LANES // 2 else 32
     return next(n for n in (64, 32, 16) if n <= most and d % n == 0)
 
@@ -443,9 +463,15 @@ def backward_shared_memory(config: BlackwellBackwardConfig, head_dim: int, head_
     """Shared memory of one CTA: barriers, lse and delta (3 KB), K, V, the tiles of Q, one of dO, dS, and two chunks of dQ.
 
     Of a pair each CTA has half of the rows of Q and dO, for S and dP, half of their columns, for dK and dV, half of the columns of the K of
-    both, for dQ, half of the rows of the dS of both, and what it sends of its own.
+    both, for dQ, half of the rows of the dS of both, and what it sends of its own. Where tiles are serial the halves of Q take turns, and
+    those of dO, and what it sends lies where dQ is before it is added.
     """
     d, dv, n, chunk = padded_head_dim(head_dim), padded_head_dim(head_dim_v), TMEM_LANES, backward_chunk(config, head_dim, head_dim_v)
+    if serial_pair(config, head_dim, head_dim_v):
+        staging = max(4 * n * chunk, ELEMENT_BYTES * n * n // 2)
+        size = 3072 + ELEMENT_BYTES * n * (d + dv + d // 2 + dv // 2 + n + d) + staging
+        text = f"3072 + {n} x (K {d} + V {dv} + Q {d // 2} + dO {dv // 2} + dS {n} + K of both {d}) x {ELEMENT_BYTES} + dQ {staging}"
+        return SharedMemory(size, f"{text} = {size} bytes")
     more = d + n // 2 if config.cta_pair else 0
     size = 3072 + ELEMENT_BYTES * n * (d + dv + config.stages * d + dv + n + more) + 2 * 4 * n * chunk
     arithmetic = (
@@ -465,8 +491,8 @@ def check_blackwell_backward(config: BlackwellBackwardConfig, head_dim: int, hea
         f"head_dim {head_dim}, head_dim_v {head_dim_v} need {columns.arithmetic}, which has {TMEM_COLUMNS}": columns.end > TMEM_COLUMNS,
         f"head_dim {head_dim} needs {need.arithmetic} of shared memory, of {limit}": need.size > limit,
         f"head_dim {head_dim} leaves no room to overlap tiles; {columns.arithmetic}": columns.serial and config.stages > 1,
-        f"head dims {dims} are no multiples of {PAIR_COLUMNS}, or D exceeds 128: a pair has half of the columns": (
-            config.cta_pair and (dims[0] > TMEM_LANES or any(dim % PAIR_COLUMNS for dim in dims))
+        f"head dims {dims} are no multiples of {PAIR_COLUMNS}: a pair has half of the columns": (
+            config.cta_pair and any(dim % PAIR_COLUMNS for dim in dims)
         ),
     }
     for reason, wrong in problems.items():

@@ -51,6 +51,11 @@ class AttentionProblem:
     score_mod: DeviceFunction | None = None
     mask_mod: DeviceFunction | None = None
 
+    @property
+    def modified(self) -> bool:
+        """Whether it has functions on scores."""
+        return self.score_mod is not None or self.mask_mod is not None
+
     @classmethod
     def of(
         cls,

@@ -135,7 +135,7 @@ def with_stages(config: BlackwellForwardConfig, head_dim: int, head_dim_v: int) 
 def with_pair(config: KernelConfig, pair: bool, head_dim: int, head_dim_v: int) -> KernelConfig:
     """With or without CTA pairs, and what goes with either; other kernels than the Blackwell ones have none and stay as they are.
 
-    Where a thread of the backward reads dQ by parts of 64 columns at most, 136 registers hold them. There compute needs more than 144: of
+    Where a thread of the backward reads dQ by parts of 96 columns at most, 136 registers hold them. There compute needs more than 144: of
     a pair it spills one with a window and a softcap, with serial tiles up to 26 with functions on scores. Where a thread reads whole rows
     of dQ, no exponential is emulated.
     """
@@ -179,8 +179,9 @@ def blackwell_backward_config(problem: AttentionProblem, arch: Arch) -> Blackwel
 
     For a tile of 128 queries and keys the products take 20 D clocks, shared memory 22 D + 512 with a single CTA and 14 D + 768 with a pair
     (docs/kernels/blackwell-backward.md): a pair saves 20% at D 96, 23% at D 128, and 13% at D 64, where waiting for the other CTA weighs
-    more; flash-attn-4 pairs from D 128 on. Nothing of it was measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of
-    two tiles fit. Longest tiles first where they differ; deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
+    more; flash-attn-4 pairs from D 128 on. At (192, 128), replayed, one CTA is 1.08 to 1.15 times as fast as a pair. Nothing of it was
+    measured on a GPU of ours. A single CTA has two tiles of Q where S and dP of two tiles fit. Longest tiles first where they differ;
+    deterministic, shortest first, so that tiles seldom wait (docs/schedules.md).
 
     Raises:
         UnsupportedError: the head dims do not fit tensor or shared memory; the message shows the arithmetic.
@@ -206,12 +207,13 @@ def _pays_pair(problem: AttentionProblem, queries: Queries) -> bool:
     pair, whose slots are half as large, has four or five. Per query it loads half of the bytes of K and V, and per key tile the tensor core
     reads 88 KB of shared memory instead of 128 KB (D 192). Up to 128 the ring holds three tiles or more, and flash-attn-4, which has pairs
     at 128, too, turns them off in code that CUDA 12.9 generates: published as about 18% slower (flash-attention 2461). With a mask the 512
-    rows visit keys that only some of them see; up to 256 rows one of the CTAs would have none; the columns of a product come in 32s.
+    rows visit keys that only some of them see: replayed at (192, 128), causal, a pair is 0.96 times as fast as one CTA at 1k tokens, 1.07
+    and 1.13 times at 4k and 16k. Up to 256 rows one of the CTAs would have none; the columns of a product come in 32s.
     """
     wide = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v)) > 128
-    masked = problem.causal or any(problem.window)
+    visible = not any(problem.window) and not (problem.causal and problem.modified)
     long = queries.tiles > 2 and queries.pack_heads == 1
-    return wide and long and not masked and padded_head_dim(problem.head_dim_v) % PAIR_COLUMNS == 0
+    return wide and long and visible and padded_head_dim(problem.head_dim_v) % PAIR_COLUMNS == 0
 
 
 def config(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> KernelConfig:
@@ -256,11 +258,15 @@ def kernels(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProble
 
 @dataclass(frozen=True)
 class Exp2Row:
-    """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why."""
+    """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why.
+
+    ``modified`` is that with a mask and functions on scores, which take registers.
+    """
 
     width: int
     full: Exp2Policy
     masked: Exp2Policy
+    modified: Exp2Policy
     reason: str
 
 
@@ -268,27 +274,36 @@ class Exp2Row:
 # fa4.emulate_exp.cost, whose curves docs/exp2.md shows; a test holds these rows against it. "Published" is what the authors of
 # FlashAttention-4 (arXiv 2603.05451) report: 10 to 25% of a row on B200, at head dim 128 19% without and 12.5% with a causal mask, and
 # nothing on sm_103a, whose special-function unit is twice as fast. No figure here was measured on a GPU of ours.
+# In the forward only pairs of the second half of a row of 128 keys are emulated: the first half of P, with which the next product begins,
+# is there sooner, and emulation has the registers of scores that are done with.
+# Functions on scores leave no registers for that: some kernels spill, which spill nothing where the share is spread over the row.
+_SPREAD = Exp2Policy(4)
+_QUARTER = Exp2Policy(16, 64, after=32)
+_MORE = Exp2Policy(20, 64, after=32)
 _EXP2_SM_100A = (
     Exp2Row(
         96,
-        Exp2Policy(4),
-        Exp2Policy(4),
-        "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64), cut to the published 25%; fa4.perfmodel "
-        "predicts less speed at 12.5%, flash-attn-4's share: 8% full, 3% causal",
+        _QUARTER,
+        _QUARTER,
+        _SPREAD,
+        "exp2 takes longer than the products; the model falls until 37.5% (D 96) or 45% (D 64); replayed at D 64, 31% are 1% less without "
+        "a mask and 5% less with one; spread over the row, a quarter is 1 to 2% less",
     ),
     Exp2Row(
         128,
-        Exp2Policy(4),
+        _MORE,
+        _QUARTER,
         Exp2Policy(3),
-        "in the model exp2 ties with the products, flat from 12.5% on; replayed, 1.03 (1.02 to 1.04) times as fast as with 3 without a "
-        "mask, 1.02 (1.01 to 1.02) times as with 2",
+        "in the model exp2 ties with the products, flat from 12.5% on; replayed as a pair, without a mask, 31% are 1.03 to 1.07 times as "
+        "fast as 25%; with a mask 25% are 1.01 to 1.03 times as fast as 19%, and 31% no faster",
     ),
     Exp2Row(
         256,
-        Exp2Policy(4),
+        _MORE,
+        _QUARTER,
         Exp2Policy(0),
-        "in the model the products take longer than exp2, but they wait for softmax: replayed as a pair, 1.09 (1.06 to 1.13) times as fast "
-        "as with none; with a mask 2 gain nothing",
+        "in the model the products take longer than exp2, but they wait for softmax: replayed as a pair, 31% are 1.04 to 1.05 times as "
+        "fast as 25%; with a mask 25% are 1.02 to 1.09 times as fast as none",
     ),
 )
 
@@ -306,7 +321,10 @@ def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
     if arch.name != "sm_100a":
         return Exp2Policy(0)
     if problem.direction == "backward":
-        return Exp2Policy(0) if problem.score_mod or problem.mask_mod else _EXP2_SM_100A_BACKWARD
+        return Exp2Policy(0) if problem.modified else _EXP2_SM_100A_BACKWARD
     width = (padded_head_dim(problem.head_dim) + padded_head_dim(problem.head_dim_v)) / 2
     row = next((row for row in _EXP2_SM_100A if width <= row.width), _EXP2_SM_100A[-1])
-    return row.masked if problem.causal or any(problem.window) else row.full
+    masked = problem.causal or any(problem.window)
+    if problem.modified:
+        return row.modified if masked else _SPREAD
+    return row.masked if masked else row.full

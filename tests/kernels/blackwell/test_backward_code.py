@@ -15,7 +15,7 @@ from score_functions import BENT, BOUNDED
 from test_blackwell_code import KINDS, MASKS, tmem_columns
 
 from fa4.arch import get_arch
-from fa4.config import backward_columns, backward_shared_memory, padded_head_dim
+from fa4.config import BlackwellBackwardConfig, backward_columns, backward_shared_memory, padded_head_dim
 from fa4.inspection.ptx import opcodes
 from fa4.kernels.blackwell.backward.kernel import BlackwellBackward
 from fa4.problem import AttentionProblem
@@ -50,8 +50,12 @@ FULL = [
     )
 ]
 FULL += [(problem(128, "causal"), "sm_103a")]
-CASES = [pytest.param(*case) for case in DEFAULT]
-CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
+# Pairs where a call gets one CTA.
+FULL += [
+    (task, arch, with_pair(blackwell_backward_config(task, get_arch(arch)), True, 192, 128)) for task, arch in FULL if task.head_dim == 192
+]
+CASES = [pytest.param(*case, None) for case in DEFAULT]
+CASES += [pytest.param(*(*case, None)[:3], marks=pytest.mark.slow) for case in FULL if case not in DEFAULT]
 
 MORE = {
     **KINDS,
@@ -71,6 +75,8 @@ SIGNS = {"mma": "mma", "load": "tma load", "compute": "ex2", "reduce": "reduce-a
 def identifier(value):
     if isinstance(value, str):
         return value
+    if value is None or isinstance(value, BlackwellBackwardConfig):
+        return "pair" if value else "tuned"
     name = BlackwellBackward(value, blackwell_backward_config(value, get_arch("sm_100a"))).name
     return name.removeprefix("fa4_blackwell_backward_")
 
@@ -80,11 +86,13 @@ def test_memory_table_of_the_page():
     rows = re.findall(
         r"^\| (\d+), (\d+) \| (pair|one CTA)(, serial)? \| (\d+) \| (\d+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert len(rows) == 4
+    assert len(rows) == 5
     for d, dv, kind, serial, size, columns in rows:
         dims = int(d), int(dv)
-        config, found = blackwell_backward_config(problem(dims[0], head_dim_v=dims[1]), get_arch("sm_100a")), backward_columns(*dims)
-        assert (kind == "pair", bool(serial)) == (config.cta_pair, not config.cta_pair and found.serial)
+        tuned = blackwell_backward_config(problem(dims[0], head_dim_v=dims[1]), get_arch("sm_100a"))
+        config = with_pair(tuned, kind == "pair", *dims)
+        assert config == tuned or serial
+        assert bool(serial) == backward_columns(*dims, config.cta_pair).serial
         assert int(size) == backward_shared_memory(config, *dims).size
         assert int(columns) == backward_columns(*dims, config.cta_pair).end
 
@@ -106,45 +114,45 @@ def facts(compiled):
     return {"resources": compiled.resources, "tmem": tmem_columns(compiled.ptx), **trips(compiled.ptx)}
 
 
-@pytest.mark.parametrize(("task", "arch"), CASES, ids=identifier)
+@pytest.mark.parametrize(("task", "arch", "config"), CASES, ids=identifier)
 class TestCompiled:
-    def test_facts_are_the_recorded_ones(self, compile_ptx, task, arch):
-        compiled = compile_ptx(task, arch)
+    def test_facts_are_the_recorded_ones(self, compile_ptx, task, arch, config):
+        compiled = compile_ptx(task, arch, config)
         assert_recorded(GOLDEN, compiled, arch, facts(compiled))
 
-    def test_loops(self, compile_ptx, task, arch):
+    def test_loops(self, compile_ptx, task, arch, config):
         """One for each role, but for compute: with and without a mask, and again with one where the left side is bounded."""
-        found = trips(compile_ptx(task, arch).ptx)
+        found = trips(compile_ptx(task, arch, config).ptx)
         each = 3 if task.window[0] else 2
         assert {role: len(loops) for role, loops in found.items()} == {"mma": 1, "load": 1, "compute": each, "reduce": 1}
         without, *masked = sorted(found["compute"], key=lambda trip: trip["select"])  # in the text they come in any order
         assert without["select"] < masked[0]["select"]
         assert masked[0] == masked[-1]
 
-    def test_products_and_copies_per_trip(self, compile_ptx, task, arch):
-        config = blackwell_backward_config(task, get_arch(arch))
-        found = trips(compile_ptx(task, arch).ptx)
+    def test_products_and_copies_per_trip(self, compile_ptx, task, arch, config):
+        config = config or blackwell_backward_config(task, get_arch(arch))
+        found = trips(compile_ptx(task, arch, config).ptx)
         d, dv = map(padded_head_dim, (task.head_dim, task.head_dim_v))
-        # S and dP over head dims, dV and dK over queries, dQ over the keys of the cluster; dP and dQ in two parts where tiles are serial
+        # S and dP over head dims, dV and dK over queries, dQ over keys of the cluster; dP in two parts where tiles are serial, and some dQ
         (mma,), (load,) = found["mma"], found["load"]
         columns = backward_columns(d, dv, config.cta_pair)
         assert mma["mma"] == (d + (1 + columns.serial) * dv + 2 * 128 + len(columns.parts) * config.cluster * 128) // 16
         assert load["tma load"] == (4 if config.cta_pair else 2)  # Q and dO, and of a pair their halves for dK and dV
         assert all(trip["ex2"] == 64 * (1 - config.exp2.share + task.softcap) for trip in found["compute"])
 
-    def test_nothing_spills(self, compile_ptx, task, arch):
-        compiled = compile_ptx(task, arch)
+    def test_nothing_spills(self, compile_ptx, task, arch, config):
+        compiled = compile_ptx(task, arch, config)
         assert compiled.resources[1:4] == [0, 0, 0]
         assert ".local" not in compiled.ptx
 
-    def test_memory_is_the_budget(self, compile_ptx, task, arch):
-        config = blackwell_backward_config(task, get_arch(arch))
-        compiled = compile_ptx(task, arch)
+    def test_memory_is_the_budget(self, compile_ptx, task, arch, config):
+        config = config or blackwell_backward_config(task, get_arch(arch))
+        compiled = compile_ptx(task, arch, config)
         assert compiled.shared == backward_shared_memory(config, task.head_dim, task.head_dim_v).size
         assert backward_columns(task.head_dim, task.head_dim_v, config.cta_pair).end <= tmem_columns(compiled.ptx) == 512
 
-    def test_name(self, compile_ptx, task, arch):
-        assert "cutlass" not in compile_ptx(task, arch).name
+    def test_name(self, compile_ptx, task, arch, config):
+        assert "cutlass" not in compile_ptx(task, arch, config).name
 
 
 # Kernels with functions on scores. The first is the one that other tests run by default.
@@ -160,7 +168,7 @@ MORE_MODIFIED += [
 ]
 MODIFIED_CASES = [pytest.param(*case, None) for case in MODIFIED]
 MODIFIED_CASES += [pytest.param(*case, None, marks=pytest.mark.slow) for case in MORE_MODIFIED if case not in MODIFIED]
-MODIFIED_CASES += [pytest.param(*case, True, marks=pytest.mark.slow) for case in MORE_MODIFIED if case[0].head_dim == 64]
+MODIFIED_CASES += [pytest.param(*case, True, marks=pytest.mark.slow) for case in MORE_MODIFIED if case[0].head_dim in (64, 192)]
 
 
 @pytest.mark.parametrize(("task", "score", "mask", "pair"), MODIFIED_CASES, ids=str)

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 from backward_call import ARCH, Options, gradients, problem_of
-from test_blackwell_backward import paired, single
+from test_blackwell_backward import name_of, paired, single
 
 from fa4.config import BlackwellBackwardConfig, Needed, backward_columns, padded_head_dim
 from fa4.kernels.blackwell.backward.kernel import BlackwellBackward
@@ -79,7 +79,7 @@ DEFAULT = [
 ]
 
 
-@pytest.mark.parametrize(("configure", "names", "deterministic"), DEFAULT, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(("configure", "names", "deterministic"), DEFAULT, ids=name_of)
 def test_bits_and_work(configure, names, deterministic):
     check(SHAPES[configure], configure, BY_NAME[names], deterministic)
 
@@ -88,11 +88,12 @@ def test_bits_and_work(configure, names, deterministic):
 @pytest.mark.parametrize("needed", SUBSETS, ids=lambda needed: needed.names)
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "ordered"])
 @pytest.mark.parametrize(
-    ("shape", "configure"), [(SERIAL, single), (SHAPES[single], single), (SHAPES[paired], paired), (SHAPES[paired], single)], ids=str
+    ("shape", "configure"),
+    [(SERIAL, single), (SERIAL, paired), (SHAPES[single], single), (SHAPES[paired], paired), (SHAPES[paired], single)],
+    ids=name_of,
 )
 def test_matrix(shape, configure, deterministic, needed):
-    if configure is single:
-        shape = replace(shape, seqlen_k=200)
+    shape = replace(shape, seqlen_k=400 if configure is paired else 200)
     check(shape, configure, needed, deterministic)
 
 

@@ -20,10 +20,12 @@ from fa4.config import (
     Exp2Policy,
     backward_columns,
     backward_shared_memory,
+    blackwell_backward_refusal,
     check_blackwell_backward,
     padded_head_dim,
 )
 from fa4.errors import UnsupportedError
+from fa4.problem import AttentionProblem
 from fa4.testing import AttentionShape, make_inputs
 from fa4.tuning import blackwell_backward_config
 from fa4.vgpu import Gpu
@@ -46,6 +48,11 @@ def paired(problem):
     return replace(blackwell_backward_config(problem, get_arch(ARCH)), cta_pair=True, stages=1)
 
 
+def name_of(value):
+    """Test ids without addresses."""
+    return getattr(value, "__name__", str(value))
+
+
 def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
     """Within the bound of float64, with every check on."""
     inputs = make_inputs(shape, dtype, layout=how.pop("layout", "contiguous"))
@@ -65,11 +72,12 @@ def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
         (AttentionShape(1, 200, 300, 1, 1, 96), CAPPED, single, torch.float16, {}),
         (AttentionShape(1, 130, 200, 1, 1, 40), replace(CAUSAL, softmax_scale=-0.3), single, torch.bfloat16, {}),
         (AttentionShape(1, 256, 130, 1, 1, 192, 128), CAUSAL, single, torch.bfloat16, {}),
+        (AttentionShape(1, 300, 400, 1, 1, 192, 128), CAUSAL, paired, torch.bfloat16, {}),
         (AttentionShape(1, 300, 300, 1, 1, 128), PLAIN, paired, torch.bfloat16, {}),
         (AttentionShape(1, 300, 400, 2, 1, 128), CAUSAL, paired, torch.bfloat16, {"deterministic": True}),
         (AttentionShape(1, 300, 77, 1, 1, 128), CAUSAL, paired, torch.bfloat16, {"deterministic": True}),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=name_of,
 )
 def test_gradients(shape, options, configure, dtype, how):
     assert_right(shape, options, configure, dtype, **how)
@@ -77,15 +85,17 @@ def test_gradients(shape, options, configure, dtype, how):
 
 LENGTHS = [(65, 129), (128, 256), (300, 77), (1, 17), (256, 640)]
 HEADS = [(1, 1), (4, 1), (3, 1)]
-# A pair has at most 128 columns of dK. The last four are serial: swizzles of 128, 32 and 32 bytes in the second part of dQ, or one part.
-SERIAL = [(192, 128), (144, 112), (240, 16), (64, 256)]
-KERNELS = [*itertools.product([(64, 64), (96, 96), (128, 128)], [single, paired]), *itertools.product(SERIAL, [single])]
+# Serial: with one CTA swizzles of 128, 32 and 32 bytes in the second part of dQ, or one part; in a pair of 64, 32 and 64, and with less dQ
+# than dS in the memory that they share.
+SERIAL = [*itertools.product([(192, 128), (144, 112), (240, 16), (64, 256)], [single])]
+SERIAL += itertools.product([(192, 128), (160, 160), (64, 256)], [paired])
+KERNELS = [*itertools.product([(64, 64), (96, 96), (128, 128)], [single, paired]), *SERIAL]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "ordered"])
 @pytest.mark.parametrize("options", [CAUSAL, PLAIN, WINDOW, CAPPED], ids=["causal", "full", "window", "softcap"])
-@pytest.mark.parametrize(("dims", "configure"), KERNELS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(("dims", "configure"), KERNELS, ids=name_of)
 def test_matrix(dims, options, configure, deterministic):
     """Every kernel with all lengths, which take turns with the head counts; kernels take turns with the dtypes."""
     dtype = [torch.bfloat16, torch.float16][(dims[0] // 32 + options.causal + deterministic) % 2]
@@ -96,7 +106,9 @@ def test_matrix(dims, options, configure, deterministic):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("emulated", [0, 16])
-@pytest.mark.parametrize(("dims", "configure"), [((64, 64), single), ((128, 128), paired), ((192, 128), single)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "configure"), [((64, 64), single), ((128, 128), paired), *itertools.product([(192, 128)], [single, paired])], ids=name_of
+)
 def test_any_share_of_exponentials(dims, configure, emulated):
     shape = AttentionShape(1, 300, 200, 2, 1, *dims)
     for options in (CAUSAL, CAPPED):
@@ -136,6 +148,7 @@ def test_nothing_beside_the_outputs_is_written():
 
 SCHEDULES = [("round_robin", 0, "early"), ("priority", 1, "late"), ("priority", 2, "early"), ("random", 4, "late")]
 SHAPES = {single: AttentionShape(1, 100, 400, 1, 1, 64), paired: AttentionShape(1, 100, 400, 1, 1, 128)}  # as tuned
+SERIAL_PAIR = AttentionShape(1, 100, 400, 1, 1, 192, 128)
 
 
 def sums(gpu, shape=None, options=CAUSAL, configure=single, deterministic=True, edit=None):
@@ -204,11 +217,11 @@ def test_semaphores_order_what_is_added(configure, edit, ordered):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("configure", [single, paired])
+@pytest.mark.parametrize(("shape", "configure"), [(SHAPES[single], single), (SHAPES[paired], paired), (SERIAL_PAIR, paired)], ids=name_of)
 @pytest.mark.parametrize("options", [CAUSAL, PLAIN], ids=["causal", "full"])
-def test_deterministic_under_fifty_schedules(options, configure):
+def test_deterministic_under_fifty_schedules(options, shape, configure):
     schedules = [("priority", seed, ["late", "early"][seed % 2]) for seed in range(50)]
-    assert differing(schedules, shape=replace(SHAPES[configure], seqlen_k=600), options=options, configure=configure) == set()
+    assert differing(schedules, shape=replace(shape, seqlen_k=600), options=options, configure=configure) == set()
 
 
 def test_a_sequence_has_the_same_gradients_in_any_batch():
@@ -246,7 +259,7 @@ def test_pairs_halve_operands_and_reductions(monkeypatch):
 # Configurations
 
 
-@pytest.mark.parametrize(("cta_pair", "served"), [(False, 672), (True, 88)], ids=["single", "pair"])
+@pytest.mark.parametrize(("cta_pair", "served"), [(False, 672), (True, 160)], ids=["single", "pair"])
 def test_columns_are_apart_where_they_must_be(cta_pair, served):
     """For all head dims that are served; tensor memory holds what is still needed."""
     found = 0
@@ -262,10 +275,17 @@ def test_columns_are_apart_where_they_must_be(cta_pair, served):
         sizes = padded_head_dim(dv), padded_head_dim(d), 128, padded_head_dim(d) // config.cluster
         dV, dK, S, dQ = (set(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
         second = columns.second
-        (dP0, dP1), (P0, P1), (dS0, dS1) = (
-            (set(range(start, start + size)), set(range(start + further, start + further + size)))
-            for start, further, size in ((columns.dP, second.dp, 64), (columns.S, second.p, 32), (columns.dP, second.ds, 32))
-        )
+        firsts = (
+            columns.dP,
+            columns.dP + second.within,
+            columns.S,
+            columns.dP,
+        )  # of each half of the queries 32 columns of dP, 32 others, P, dS
+        strides = second.dp, second.dp, second.p, second.ds
+        of_half = [
+            [set(range(first + half * by, first + half * by + 32)) for first, by in zip(firsts, strides, strict=True)] for half in (0, 1)
+        ]
+        (dP0, P0, dS0), (dP1, P1, dS1) = ((some | others, *rest) for some, others, *rest in of_half)
         dP, P, dS = dP0 | dP1, P0 | P1, dS0 | dS1
         assert (len(dP), len(P), len(dS)) == (128, 64, 64)
         assert not dV & dK
@@ -276,19 +296,29 @@ def test_columns_are_apart_where_they_must_be(cta_pair, served):
         assert dS0 <= dP0
         assert dS1 <= dP1
         if columns.serial:
-            assert not dP0 & S  # which may not have been read
+            assert not set(range(columns.dP, columns.dP + 64)) & S  # the first product, when S may not have been read
+            assert dP - S == set(range(columns.dP, columns.dP + 64))
+            assert dP & S == set(range(columns.S + 32, columns.S + 96))
             assert not dP & P  # which dV may not have read
             assert min(columns.parts) > 0
             assert not set(range(columns.dQ + columns.parts[0], columns.dQ + len(dQ))) & S  # which waits for the first part to be read
-        else:
+        assert set(range(columns.S, columns.S + 64)) >= P0  # of each warpgroup where it alone has read
+        assert set(range(columns.S + 64, columns.S + 128)) >= P1
+        if not columns.serial:
             assert not S & dP
-            assert set(range(columns.S, columns.S + 64)) >= P0  # of each warpgroup where it alone has read
-            assert set(range(columns.S + 64, columns.S + 128)) >= P1
             assert not dQ & P
             assert cta_pair or not dQ & S
         if columns.dq_apart:
             assert not dQ & dS
     assert found == served
+
+
+def test_what_is_served_has_a_configuration_that_fits():
+    refused = [blackwell_backward_refusal(*dims) for dims in itertools.product(range(8, 257, 8), repeat=2)]
+    assert 0 < sum(map(bool, refused)) < len(refused)
+    for dims, refusal in zip(itertools.product(range(8, 257, 8), repeat=2), refused, strict=True):
+        if not refusal:
+            check_blackwell_backward(blackwell_backward_config(AttentionProblem("backward", "bfloat16", *dims), get_arch(ARCH)), *dims)
 
 
 def test_budget_and_map_show_their_arithmetic():
@@ -297,6 +327,11 @@ def test_budget_and_map_show_their_arithmetic():
     assert need.arithmetic == (
         "3072 + 128 x (K 128 + V 128 + 1 stages x Q 128 + dO 128 + dS 128 + K of both 128 + dS to send 64) x 2 + 2 x dQ 128 x 16 x 4 "
         "= 232448 bytes"
+    )
+    need = backward_shared_memory(BlackwellBackwardConfig(1, cta_pair=True), 192, 128)
+    assert (need.size, need.arithmetic) == (
+        232448,
+        "3072 + 128 x (K 192 + V 128 + Q 96 + dO 64 + dS 128 + K of both 192) x 2 + dQ 24576 = 232448 bytes",
     )
     assert backward_columns(192, 128).arithmetic == "dV 128 + dK 192 + dQ, or S and half of dP, 192 = 512 columns of tensor memory"
 
@@ -314,7 +349,8 @@ def test_bad_configurations_are_refused():
     for config, dims, rule in (
         (BlackwellBackwardConfig(2), (256, 256), "768 columns of tensor memory, which has 512"),
         (BlackwellBackwardConfig(2), (192, 16), "no room to overlap tiles"),
-        (BlackwellBackwardConfig(1, cta_pair=True), (160, 64), "a pair has half of the columns"),
+        (BlackwellBackwardConfig(1, cta_pair=True), (192, 192), "576 columns of tensor memory, which has 512"),
+        (BlackwellBackwardConfig(1, cta_pair=True), (224, 96), "bytes of shared memory, of 232448"),
         (BlackwellBackwardConfig(1, cta_pair=True), (48, 48), "no multiples of 32"),
     ):
         with pytest.raises(UnsupportedError, match=rule):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from score_functions import BENT
 
 from fa4.arch import get_arch
 from fa4.config import (
@@ -110,12 +111,13 @@ def test_no_stage_more_fits(dims, q_tiles, pair):
             check_blackwell_forward(replace(config, stages=config.stages + (not config.v_apart), v_apart=False), *dims)
 
 
-def test_pairs_are_for_wide_heads_and_long_queries_without_a_mask():
+def test_pairs_are_for_wide_heads_and_long_queries_without_a_window():
     def pair(*dims, queries=LONG, **mask):
         return blackwell_forward_config(AttentionProblem("forward", "bfloat16", *dims, **mask), ARCHS[0], queries).cta_pair
 
     assert pair(192, 128)
-    assert not pair(192, 128, causal=True)
+    assert pair(192, 128, causal=True)
+    assert not pair(192, 128, causal=True, score_mod=BENT.for_backward())
     assert not pair(192, 128, window=(True, False))
     assert not pair(128, 128)
     assert not pair(192, 80)

@@ -41,7 +41,8 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
 
     Warps: eight, two warpgroups; ``half`` says which queries.
     Owns: its half of S, then P, and of dP, then dS, in tensor memory; its half of sdS.
-    Waits: row_full (lse and delta); s_full, dp_full. Where tiles are serial the second warpgroup, before it writes P: s_read.
+    Waits: row_full (lse and delta); s_full, dp_full. In a pair, before dS goes to shared memory: dq_full, or, where tiles are serial and dS
+    is to be sent, sdq_empty.
     Signals: p_ready, ds_ready; in a pair, and where tiles are serial, s_read.
     Order: a user's mask, as bits; S to registers; by chunks softcap, a user's function on scores, masks, and P = exp2(S - lse) to tensor
     memory; p_ready; dP to registers; dS = P (dP - delta), times the slopes of what S went through, to tensor and to shared memory;
@@ -49,7 +50,7 @@ def run(c: Context, work: Work, half: Int32, thread: Int32) -> None:
 
     In a pair each CTA adds the dQ of half of the queries, and needs their dS for the keys of both: the warpgroup that has the other half
     sends its dS to the other CTA, by warps. There dq_full is waited for before dS is written to shared memory: dQ of the tile before has
-    read it, here and there, and so that dS had arrived.
+    read it, here and there, and so that dS had arrived. Where tiles are serial s_full has said so.
 
     P goes nowhere without dV: p_ready then says that S has been read. dS goes to tensor memory for dK, to shared memory for dQ.
     """
@@ -111,9 +112,6 @@ def probabilities(
     load_columns(address, P, thread)
     if const_expr(c.columns.serial or (c.config.cta_pair and c.config.needed.dq)):
         c.barriers.s_read.arrive(0)
-    if const_expr(c.columns.serial and c.config.needed.dv):
-        if half == 1:  # whose P goes where the other half of S was
-            c.barriers.s_read.wait(0, at.phase)
     if const_expr(not c.config.needed.dv):  # nobody waits for P
         c.barriers.p_ready.arrive(0)
     modified, capping, policy = c.modifiers.score is not None, c.scalars.gain is not None, c.config.exp2
@@ -164,7 +162,7 @@ def dscores(c: Context, P: cute.Tensor, who: Who, slot: Int32, phase: Int32) -> 
     words = cute.make_rmem_tensor(QUERIES // 2, Float32)
     for chunk in cutlass.range_constexpr(QUERIES // CHUNK):
         dS = cute.make_rmem_tensor(CHUNK, Float32)
-        load_columns(address + chunk * CHUNK, dS, thread)
+        load_columns(address + chunk * c.columns.second.within, dS, thread)
         delta = statistic(c.shared.sDelta, half, chunk * CHUNK, CHUNK, slot)
         for i in cutlass.range_constexpr(0, CHUNK, 2):
             at = chunk * CHUNK + i
@@ -190,8 +188,11 @@ def dscores(c: Context, P: cute.Tensor, who: Who, slot: Int32, phase: Int32) -> 
 def for_queries(c: Context, words: cute.Tensor, who: Who, phase: Int32) -> None:
     """DS of this thread to shared memory."""
     half, thread, _ = who
-    if const_expr(c.config.cta_pair):
+    if const_expr(c.config.cta_pair and not c.columns.serial):
         c.barriers.dq_full.wait(0, phase ^ 1)
+    if const_expr(c.serial_pair):
+        if half != c.rank:
+            c.barriers.sdq_empty.wait(0, phase ^ 1)
     part = half
     if const_expr(c.config.cta_pair):
         part = c.rank if half == c.rank else Int32(c.config.cluster)

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
-from fa4.config import TMEM_LANES, BackwardColumns, BlackwellBackwardConfig, backward_columns
+from fa4.config import TMEM_LANES, BackwardColumns, BlackwellBackwardConfig, backward_columns, serial_pair
 from fa4.kernels.blackwell.backward.pipelines import Barriers
 from fa4.kernels.blackwell.backward.storage import Shared
 from fa4.kernels.common.host import Limits
@@ -72,6 +72,11 @@ class Context:
     def columns(self) -> BackwardColumns:
         """The map of tensor memory."""
         return backward_columns(*self.head_dims, self.config.cta_pair)
+
+    @property
+    def serial_pair(self) -> bool:
+        """Whether a pair has no room to overlap tiles."""
+        return serial_pair(self.config, *self.head_dims)
 
     @property
     def falling(self) -> bool:

@@ -52,7 +52,8 @@ def run(c: Context, work: Work, sources: Sources) -> None:
     Waits: q_empty, do_empty, qt_empty, dot_empty, before shared memory is used again.
     Signals: k_full, v_full, q_full, row_full, do_full, kt_full, qt_full, dot_full by the bytes that arrive (elements beyond a tensor as 0).
     Order: K, then the first Q with its lse and delta, V, dO; then Q and dO of each further tile; heads of the group one after the other.
-    What a tile has for the gradients follows what it has for S and dP. What no needed gradient reads is not loaded.
+    What a tile has for the gradients follows what it has for S and dP. What no needed gradient reads is not loaded. Where tiles of a pair
+    are serial, Q and Qt take turns, and dO and dOt: each waits until the product that reads the other is complete.
 
     At the end of a pair it waits until all is empty again, so that no commit of the leader is on its way to this CTA any more.
     """
@@ -101,7 +102,10 @@ def statistics_of(head: Head, tile: Int32) -> Int64:
 def for_scores(c: Context, sources: Sources, head: Head, tile: Int32, used: Int32, address: Int64) -> None:
     """Q of a tile, for S, and lse and delta, from ``address``; ``used`` is how many tiles came before."""
     slot, phase = used & c.config.stages - 1, used >> c.config.stages - 1 & 1  # one or two slots
-    c.barriers.q_empty.wait(slot, phase ^ 1)
+    if const_expr(c.serial_pair and c.config.needed.scores):
+        c.barriers.qt_empty.wait(0, used & 1 ^ 1)
+    else:
+        c.barriers.q_empty.wait(slot, phase ^ 1)
     rows = (tile * c.config.cluster + c.rank, 0)
     sources.Q.start(c, rows, (head.head, head.batch), slot, c.barriers.q_full.at(slot))
     statistics(c, address, used & 1)
@@ -112,13 +116,23 @@ def for_others(c: Context, sources: Sources, head: Head, tile: Int32, used: Int3
     """DO of a tile, for dP, and what a pair has for dV and dK."""
     b, rows, at = c.barriers, (tile * c.config.cluster + c.rank, 0), (head.head, head.batch)
     needed, pair = c.config.needed, c.config.cta_pair
+    turns = c.serial_pair
     if const_expr(needed.scores or not pair):
-        b.do_empty.wait(0, used & 1 ^ 1)
+        if const_expr(turns and needed.dv):
+            b.dot_empty.wait(0, used & 1 ^ 1)
+        else:
+            b.do_empty.wait(0, used & 1 ^ 1)
         sources.dO.start(c, rows, at, 0, b.do_full.at(0))
+    if const_expr(turns and needed.dk):
+        b.q_empty.wait(0, used & 1)
+        sources.Qt.start(c, (tile, c.rank), at, 0, b.qt_full.at(0))
     if const_expr(pair and needed.dv):
-        b.dot_empty.wait(0, used & 1 ^ 1)
+        if const_expr(turns and needed.scores):
+            b.do_empty.wait(0, used & 1)
+        else:
+            b.dot_empty.wait(0, used & 1 ^ 1)
         sources.dOt.start(c, (tile, c.rank), at, 0, b.dot_full.at(0))
-    if const_expr(pair and needed.scores):
+    if const_expr(pair and needed.scores and not turns):
         b.qt_empty.wait(0, used & 1 ^ 1)  # and so lse and delta of the tile after are free; without dQ and dK they are since dot_empty
         if const_expr(needed.dk):
             sources.Qt.start(c, (tile, c.rank), at, 0, b.qt_full.at(0))

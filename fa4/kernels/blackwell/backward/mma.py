@@ -93,10 +93,11 @@ def dprobabilities(c: Context, p: Products, state: State) -> None:
 def some_of_dprobabilities(c: Context, p: Products, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]) -> None:
     """DP^T of some of the queries; behind the last of them dp_full, and do_empty where no other product reads dO."""
     how = Int32(instruction(c.dtype, c.tile_n, end - begin))
-    to = c.columns.dP + (c.columns.second.dp if begin > 0 else 0)
+    to = c.columns.dP if begin == 0 else c.columns.S + TILE // 4  # between the parts of P
+    first = begin // c.config.cluster  # of a pair each CTA has half of the rows
     with cute.arch.elect_one():
         for k in cutlass.range_constexpr(p.V.shape[1] // K_STEP):
-            multiply_ss(p.tmem + to, p.V.step(k, False), p.dO.step(k, False, first=begin), how, Int32(k > 0), c.config.cluster)
+            multiply_ss(p.tmem + to, p.V.step(k, False), p.dO.step(k, False, first=first), how, Int32(k > 0), c.config.cluster)
         if const_expr(end == TILE):
             tell(c, c.barriers.dp_full.at(0))
             if const_expr(c.config.cta_pair or last_of_dout(c) == "dP"):
@@ -167,9 +168,14 @@ def transposed(
 
 @cute.jit
 def dqueries(c: Context, p: Products, state: State) -> None:
-    """DQ = dS K, over the keys of the cluster, when the one before has been read; then dq_full. Without dK Q is free, then."""
+    """DQ = dS K, over the keys of the cluster, when a pair has all of dS and the one before has been read; then dq_full.
+
+    Without dK Q is free, then.
+    """
     if const_expr(c.config.needed.dq):
         parts, first = c.columns.parts, 0
+        if const_expr(c.config.cta_pair):
+            c.barriers.moved.wait(0, state.step & 1)
         if const_expr(not c.columns.serial):  # whose S and dP have waited
             c.barriers.dq_empty.wait(0, state.step & 1 ^ 1)
         for part in cutlass.range_constexpr(len(parts)):
@@ -182,7 +188,7 @@ def dqueries(c: Context, p: Products, state: State) -> None:
                 tell(c, c.barriers.dq_full.at(part))
                 if const_expr(last_of_rows(c) == "dQ" and part == len(parts) - 1):
                     tell(c, rows_empty(c, state))
-            first = first + n
+            first = first + parts[part]
 
 
 @cute.jit
@@ -209,8 +215,9 @@ def run(c: Context, work: Work) -> None:
     Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
     last. Where tiles are ``serial``: S, dP, dV, dK, dQ of one tile before the next; half of dP waits for s_read.
 
-    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for s_read and moved before dQ; it signals qt_empty
-    and dot_empty. dQ of a tile comes after dP of the next, since half of dS is under way until then.
+    Of a pair only the leader has one. It also waits for kt_full, qt_full, dot_full, and for moved before dQ; it signals qt_empty and
+    dot_empty. Where tiles are not serial, dQ of a tile comes after dP of the next, since half of dS is under way until then, and waits for
+    s_read.
 
     Products for gradients that nobody needs are left out, with their waits and signals. What the commit of a missing dK would have told the
     load warp, that Q, lse and delta have been read, the last product tells that waits for the compute warps (``last_of_rows``).
@@ -226,10 +233,10 @@ def run(c: Context, work: Work) -> None:
     p = Products(first_column(c.shared), kq, *(Operand.of(*tile) for tile in (*firsts, *more, (shared.sdS, dS))))
     if work.steps > 0:
         c.barriers.k_full.wait(0, 0)
-        if const_expr(c.config.cta_pair):
-            paired(c, p, work)
-        elif const_expr(c.columns.serial):
+        if const_expr(c.columns.serial):
             one_by_one(c, p, work)
+        elif const_expr(c.config.cta_pair):
+            paired(c, p, work)
         else:
             overlapped(c, p, work)
         if const_expr(c.config.needed.dk):
@@ -288,7 +295,6 @@ def paired(c: Context, p: Products, work: Work) -> None:
         dprobabilities(c, p, new)
         if const_expr(needed.dq):
             c.barriers.s_read.wait(0, step & 1)
-            c.barriers.moved.wait(0, state.step & 1)
         dqueries(c, p, state)
         dvalues(c, p, new)
         state = new
@@ -296,8 +302,6 @@ def paired(c: Context, p: Products, work: Work) -> None:
     if const_expr(needed.scores):
         c.barriers.ds_ready.wait(0, state.step & 1)
     dkeys(c, p, state)
-    if const_expr(needed.dq):
-        c.barriers.moved.wait(0, state.step & 1)
     dqueries(c, p, state)
 
 
@@ -314,6 +318,9 @@ def one_by_one(c: Context, p: Products, work: Work) -> None:
                 c.barriers.v_full.wait(0, 0)
         dprobabilities(c, p, state)
         dvalues(c, p, state)
+        if const_expr(c.config.cta_pair and c.config.needed.dq):
+            if step == 0:
+                c.barriers.kt_full.wait(0, 0)
         from_scores(c, p, state)
         state = State(following(state.slot, c.config.stages), step + 1)
     values_done(c)

@@ -24,8 +24,11 @@ the bytes that arrive in both CTAs, the warps of both (``JOINT``). Its commits a
     mma --dq_full-->  compute                      dS in shared memory has been read
         <--s_read---                               S has been read: dQ of the tile before goes between the parts of P
 
-Where tiles are serial (``BackwardColumns.serial``), ``s_read`` goes to mma, since half of dP takes columns of S, and to the second compute
-warpgroup, whose P takes others; ``dq_full`` and ``dq_empty`` are there for each part of dQ.
+Where tiles are serial (``BackwardColumns.serial``), ``s_read`` says that half of dP may take columns of S; ``dq_full`` and ``dq_empty`` are
+there for each part of dQ. Of a pair the halves of Q then take turns in the same shared memory: load waits for qt_empty before Q and for
+q_empty before Qt, and so with dO. What ``sent`` counts leaves from where the warps that add dQ have theirs::
+
+    reduce --sdq_empty-->  compute                 what is added has been read
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ PAIRED = {
 }
 # Where others take columns of S once it has been read: dQ of a pair, half of dP where tiles are serial.
 TAKEN = {"s_read": (2 * GROUP, False)}  # compute has read S
+# What a pair with serial tiles has.
+LENT = {"sdq_empty": (GROUP, False)}  # reduce to compute: sdQ has been read, where dS to be sent goes
 JOINT = ("p_ready", "ds_ready", "dq_empty", "moved", "s_read")
 """In a pair warps of both CTAs arrive at the leader's."""
 
@@ -86,7 +91,7 @@ TENSOR_MEMORY = ("s_full", "s_read", "p_ready", "dp_full", "ds_ready", "dq_full"
 
 @dataclass(frozen=True)
 class Barriers:
-    """The barriers of ``GRAPH``, and those of ``PAIRED`` and ``TAKEN``, which not every kernel has."""
+    """The barriers of ``GRAPH``, and those of ``PAIRED``, ``TAKEN`` and ``LENT``, which not every kernel has."""
 
     k_full: Barrier
     v_full: Barrier
@@ -113,19 +118,21 @@ class Barriers:
     sent: Barrier
     moved: Barrier
     s_read: Barrier
+    sdq_empty: Barrier
     counts: tuple[int, ...]
 
     @staticmethod
     def allocate(allocator: Any, config: BlackwellBackwardConfig, columns: BackwardColumns) -> Barriers:
         """Shared memory for all of them, in the order of the graph; ``counts`` are the arrivals of each."""
         graph = {**GRAPH, **(PAIRED if config.cta_pair else {}), **(TAKEN if config.cta_pair or columns.serial else {})}
+        graph |= LENT if config.cta_pair and columns.serial else {}
         rings = {"row_full": ROW_SLOTS, "dq_full": len(columns.parts), "dq_empty": len(columns.parts)}
         counts = {
             name: [arrivals(count, config.cluster if name in JOINT else 1)] * (rings.get(name, config.stages) if ring else 1)
             for name, (count, ring) in graph.items()
         }
         start = allocator.allocate_array(Int64, sum(map(len, counts.values())))
-        barriers, at = dict.fromkeys((*PAIRED, *TAKEN), Barrier(start)), 0
+        barriers, at = dict.fromkeys((*PAIRED, *TAKEN, *LENT), Barrier(start)), 0
         for name, each in counts.items():
             barriers[name] = Barrier(start + at, config.cta_pair and name in JOINT, name in TENSOR_MEMORY)
             at += len(each)

@@ -22,7 +22,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
     the rows, and two warps share a block, each with half of the columns.
     Owns: sdQ; dQ in tensor memory, from dq_full to dq_empty.
     Waits: dq_full; its own bulk copies, before it writes shared memory again. Deterministic: the block's semaphore.
-    Signals: dq_empty. Deterministic: the block's semaphore, when what it added is there.
+    Signals: dq_empty; of a pair with serial tiles sdq_empty. Deterministic: the block's semaphore, when what it added is there.
     Order: for each part of dQ: to registers; dq_empty; by chunks to shared memory, and from there by bulk reduce-add.
     """
     warp, lane = cute.arch.make_warp_uniform(thread // WARP), thread % WARP
@@ -45,6 +45,9 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
                 with cute.arch.elect_one():
                     cute.arch.cp_async_bulk_wait_group(0, read=False)
                     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+            if const_expr(c.serial_pair):
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                c.barriers.sdq_empty.arrive(0)
             phase = phase ^ 1
     cute.arch.cp_async_bulk_wait_group(0, read=False)
 
@@ -56,7 +59,7 @@ def columns_of(c: Context) -> int:
 
 def most_columns(c: Context) -> int:
     """Columns that a thread has in registers at a time."""
-    return 128 if c.config.registers[1] >= 152 else 64
+    return 128 if c.config.registers[1] >= 152 else 96
 
 
 class Turn(NamedTuple):
@@ -96,16 +99,13 @@ def add(c: Context, where: tuple[cute.Pointer, Int32, Int32], phase: Int32, turn
             c.barriers.dq_full.wait(part, phase)
         for first in cutlass.range_constexpr(begin, end, at_once):
             dQ = cute.make_rmem_tensor(at_once, Float32)
-            size = at_once & -at_once  # a load takes a power of two
-            for some in cutlass.range_constexpr(0, at_once, size):
-                values = cute.make_tensor(dQ.iterator + some, cute.make_layout(size))
-                load_columns(c.columns.dQ + first + some, values, warp * WARP + lane)
+            load_columns(c.columns.dQ + first, dQ, warp * WARP + lane)
             if const_expr(first + at_once == end):
                 c.barriers.dq_empty.arrive(part)
             if const_expr(first == 0 and turn is not None):
                 wait_turn(turn)
             for at in cutlass.range_constexpr(0, at_once, chunk):
-                stage = (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
+                stage = 0 if const_expr(c.serial_pair) else (phase + number) % 2 if const_expr(d // chunk % 2 == 1) else number % 2
                 send(c, dQ, at, (rows + dq_offset(0, first + at, d), warp, lane), stage)
                 number = number + 1
 
@@ -115,7 +115,7 @@ def send(c: Context, dQ: cute.Tensor, begin: cutlass.Constexpr[int], where: tupl
     """A chunk of columns through shared memory."""
     to, warp, lane = where
     chunk = backward_chunk(c.config, *c.head_dims)
-    cute.arch.cp_async_bulk_wait_group(1, read=True)  # of the lane that has any
+    cute.arch.cp_async_bulk_wait_group(0 if c.serial_pair else 1, read=True)  # of the lane that has any
     cute.arch.sync_warp()
     staging = c.shared.sdQ[None, None, None, warp, stage]
     for group in cutlass.range_constexpr(chunk // VECTOR):

@@ -11,10 +11,11 @@ another one still reads. A CTA of a pair has half of dQ, folded: rows in lanes 0
 
     | dV      | dK      | S: P dQ  dQ P                 | dP: dS . . dS                |
 
-Where there is no room for S, dP and dQ, (192, 128), the second half of dP lies in the columns of S, and P in those of S's first half::
+Where there is no room for S, dP and dQ, (192, 128), the second half of dP lies in the columns of S, between the parts of P::
 
     0        128             320                            512
-    | dV      | dK            | P P  dP: dS .   | dP: dS .   |      dQ over all of it
+    | dV      | dK            | P  dP: dS .  P  | dP: dS .   |      dQ over all of it
+    | dV      | dK            | P  dP: . .   P  | dP: dS dS  |      of a pair, dQ from S on
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory
 
-from fa4.config import ROW_SLOTS, TMEM_LANES, WARP, BlackwellBackwardConfig, backward_chunk, backward_columns, padded_head_dim
+from fa4.config import (
+    ELEMENT_BYTES,
+    ROW_SLOTS,
+    TMEM_LANES,
+    WARP,
+    BlackwellBackwardConfig,
+    backward_chunk,
+    backward_columns,
+    padded_head_dim,
+    serial_pair,
+)
 from fa4.kernels.blackwell.backward.pipelines import WARPS, Barriers
 from fa4.kernels.common.dq_layout import VECTOR
 from fa4.kernels.common.tma import tiles
@@ -56,8 +67,11 @@ class Shared:
     Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
     the other CTA. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
-    float32 (columns, row, group of columns, warp, 2), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K and V
-    were.
+    float32 (columns, row, group of columns, warp, place), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K
+    and V were.
+
+    Where tiles of a pair are serial, ``sQt`` lies where ``sQ`` does, ``sdOt`` where ``sdO`` does, the third part of ``sdS`` where ``sdQ``
+    does.
     """
 
     barriers: Barriers
@@ -85,13 +99,26 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     rows = cute.make_layout((TMEM_LANES, ROW_SLOTS), stride=(1, 2 * TMEM_LANES))
     lse, delta = (cute.make_tensor(statistics.iterator + first, rows) for first in (0, TMEM_LANES))
 
-    def tile(shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
-        size = shape[0] * shape[1]
-        return tiles(allocator.allocate_array(dtype, slots * size, byte_alignment=1024), shape, (slots, size))
+    def place(shape: tuple[int, int], slots: int = 1) -> cute.Pointer:
+        return allocator.allocate_array(dtype, shape[0] * shape[1] * slots, byte_alignment=1024)
 
-    shapes = tile_shapes(config, head_dims)
-    sK, sV, sQ, sdO = tile(shapes.K), tile(shapes.V), tile(shapes.Q, config.stages), tile(shapes.dO)
-    sdS = tile((TMEM_LANES * (config.cluster + 1 if config.cta_pair else 2), TMEM_LANES // 2))
-    others = (tile(shapes.Qt), tile(shapes.dOt), tile(shapes.Kt)) if config.cta_pair else (sQ, sdO, sK)
-    sdQ = allocator.allocate_tensor(Float32, cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 2)), 128)
+    def tile(at: cute.Pointer, shape: tuple[int, int], slots: int = 1) -> cute.Tensor:
+        return tiles(at, shape, (slots, shape[0] * shape[1]))
+
+    shapes, pair, lent = tile_shapes(config, head_dims), config.cta_pair, serial_pair(config, *head_dims)
+    k, v, q, do = place(shapes.K), place(shapes.V), place(shapes.Q, config.stages), place(shapes.dO)
+    sK, sV, sQ, sdO = tile(k, shapes.K), tile(v, shapes.V), tile(q, shapes.Q, config.stages), tile(do, shapes.dO)
+    staging = cute.make_layout((VECTOR, WARP, backward_chunk(config, *head_dims) // VECTOR, WARPS, 1 if lent else 2))
+    parts, columns = (3 if pair else 2) * TMEM_LANES, TMEM_LANES // 2
+    added = 4 * cute.size(staging) // (ELEMENT_BYTES * columns)  # rows of dS that have the size of sdQ
+    ds = place((max(parts, 2 * TMEM_LANES + added) if lent else parts, columns))
+    others = sQ, sdO, sK
+    if pair:
+        qt, dot = (q, do) if lent else (place(shapes.Qt), place(shapes.dOt))
+        others = tile(qt, shapes.Qt), tile(dot, shapes.dOt), tile(place(shapes.Kt), shapes.Kt)
+    if lent:
+        sdQ = cute.make_tensor(cute.recast_ptr(ds + 2 * TMEM_LANES * columns, dtype=Float32), staging)
+    else:
+        sdQ = allocator.allocate_tensor(Float32, staging, 128)
+    sdS = tile(ds, (parts, columns))
     return Shared(barriers, address, statistics, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
