@@ -73,7 +73,7 @@ def check(arch, found):
 
 
 def in_pairs(case: Witness) -> bool:
-    """Where flash-attn-4 uses CTA pairs: in the backward from D 128 on, in the forward of whole rows without a mask, beyond a block of them."""
+    """Where flash-attn-4 uses CTA pairs: in the backward from D 128 on, in the forward without a mask or splits, beyond a block of rows."""
     if not case.pairs or case.dims[0] < 128 or case.splits > 1:
         return False
     rows = case.lengths[0][0] * case.heads[0] // case.heads[1]
