@@ -166,6 +166,8 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
         row = replace(row, registers=(240, 80, 48))
     elif not masked or max(d, dv) > 128:  # replayed: 2 to 5% faster; with a mask up to D 128 it is not
         row = replace(row, early_keys=64)
+    if row.q_tiles == 2 and masked and queries.pack_heads > 1:  # in the second half it spills two registers
+        row = replace(row, exp2=replace(row.exp2, emulated=min(row.exp2.emulated, 3), period=16, after=0))
     if _pays_pair(problem, queries):
         row = replace(row, cta_pair=True)
     row = with_stages(row, d, dv)
