@@ -160,14 +160,12 @@ def blackwell_forward_config(problem: AttentionProblem, arch: Arch, queries: Que
     if refusal:
         raise UnsupportedError("head_dim", (d, dv), refusal, f"the Ampere kernel serves it on {arch.name}")
     masked = problem.causal or any(problem.window)
-    row = BlackwellForwardConfig(2, q_tiles=min(queries.tiles, 2), pack_heads=queries.pack_heads, exp2=exp2_policy(problem, arch))
+    row = BlackwellForwardConfig(2, q_tiles=min(queries.tiles, 2), pack_heads=queries.pack_heads, exp2=exp2_policy(problem, arch, queries))
     row = replace(row, ctas=int(arch.sm_count) // 2 * 2, l2_budget=int(arch.l2) // 2)
     if row.q_tiles == 1:  # softmax has the registers of a warpgroup that has no tile; with 192 a window on both sides spills
         row = replace(row, registers=(240, 80, 48))
     elif not masked or max(d, dv) > 128:  # replayed: 2 to 5% faster; with a mask up to D 128 it is not
         row = replace(row, early_keys=64)
-    if row.q_tiles == 2 and masked and queries.pack_heads > 1:  # in the second half it spills two registers
-        row = replace(row, exp2=replace(row.exp2, emulated=min(row.exp2.emulated, 3), period=16, after=0))
     if _pays_pair(problem, queries):
         row = replace(row, cta_pair=True)
     row = with_stages(row, d, dv)
@@ -262,7 +260,7 @@ def kernels(problem: AttentionProblem, arch: Arch) -> list[tuple[AttentionProble
 class Exp2Row:
     """An emulation policy for mean padded head dims (D + Dv) / 2 up to ``width``, without and with a mask, and why.
 
-    ``modified`` is that with a mask and functions on scores, which take registers.
+    ``modified`` is that with a mask where registers are short: with functions on scores, or two query tiles of packed heads.
     """
 
     width: int
@@ -315,7 +313,7 @@ overlap nor come in parts: at D 64 it would be 1.00 and 1.02, and the determinis
 Functions on scores need the registers: with 4 some of their kernels spilled."""
 
 
-def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
+def exp2_policy(problem: AttentionProblem, arch: Arch, queries: Queries = LONG) -> Exp2Policy:
     """Which share of a row's exponentials the Blackwell kernels emulate: none but on sm_100a.
 
     In the backward that of CTA pairs and serial tiles; ``with_pair`` sets it to none elsewhere.
@@ -329,4 +327,6 @@ def exp2_policy(problem: AttentionProblem, arch: Arch) -> Exp2Policy:
     masked = problem.causal or any(problem.window)
     if problem.modified:
         return row.modified if masked else _SPREAD
+    if masked and queries.tiles > 1 and queries.pack_heads > 1:
+        return row.modified
     return row.masked if masked else row.full

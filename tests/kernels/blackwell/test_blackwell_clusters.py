@@ -155,7 +155,7 @@ SWITCHES = {
     "pair, O over Q": {"masked": False, "cta_pair": True, "ctas": 2, "o_over_q": True, "stages": 4},
     "pair, persistent": {"masked": False, "cta_pair": True, "ctas": 2},
     "pair, packed": {"cta_pair": True, "pack_heads": 2},
-    "packed": {"pack_heads": 8, "exp2": Exp2Policy(3)},  # as tuned for two query tiles with a mask
+    "packed": {"pack_heads": 8, "exp2": Exp2Policy(3)},  # as tuned at D 128 with a mask
     "packed, one query tile": {"pack_heads": 4, "q_tiles": 1},
     "packed, persistent": {"masked": False, "pack_heads": 4, "q_tiles": 1, "ctas": 1},
     "one query tile": {"q_tiles": 1},
