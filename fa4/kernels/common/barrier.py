@@ -82,6 +82,19 @@ def commit(c: Any, barrier: cute.Pointer) -> None:
         tell(c, barrier)
 
 
+def rank_of_cta(config: Any) -> Int32:
+    """Its rank in its cluster, LEADER without a pair."""
+    return cute.arch.block_idx_in_cluster() if config.cta_pair else Int32(LEADER)
+
+
+@cute.jit
+def initialise(barriers: Any, config: cutlass.Constexpr[Any]) -> None:
+    """By one warp; others may use them, and those of the other CTA of a pair, after ``sync_cluster``."""
+    with cute.arch.elect_one():
+        barriers.initialise(config)
+    cute.arch.mbarrier_init_fence()
+
+
 @cute.jit
 def sync_cluster(ctas: cutlass.Constexpr[int]) -> None:
     """A barrier of all threads of the cluster."""

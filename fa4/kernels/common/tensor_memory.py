@@ -6,29 +6,23 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, const_expr
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from fa4.config import TMEM_COLUMNS, TMEM_LANES
-from fa4.kernels.common.barrier import LEADER, sync_cluster
+from fa4.kernels.common.barrier import sync_cluster
 
 LANE = 1 << 16
 """Distance between lanes in a tensor-memory address; columns have distance 1."""
 
 
 @cute.jit
-def set_up(shared: Any, config: cutlass.Constexpr[Any], by: Boolean) -> Int32:
-    """The rank of the CTA in its cluster. Warp ``by`` initialises the barriers of ``shared`` and allocates all columns, from address 0 on.
+def allocate_columns(shared: Any, config: cutlass.Constexpr[Any]) -> None:
+    """All columns, from address 0 on, by the MMA warp, before its first product.
 
-    No CTA of a pair goes on, to signal the other, before both have their barriers and tensor memory.
+    Other warps use them after a product that it told them of. Of a pair both CTAs must have them before the leader's first product.
     """
-    if by:
-        with cute.arch.elect_one():
-            shared.barriers.initialise(config)
-        cute.arch.mbarrier_init_fence()
-        cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
-    sync_cluster(config.cluster)
-    return cute.arch.block_idx_in_cluster() if const_expr(config.cta_pair) else Int32(LEADER)
+    cute.arch.alloc_tmem(TMEM_COLUMNS, shared.tmem_address, is_two_cta=config.cta_pair)
 
 
 @cute.jit
@@ -42,7 +36,7 @@ def first_column(shared: Any) -> Int32:
 
 @cute.jit
 def tear_down(config: cutlass.Constexpr[Any], by: Boolean) -> None:
-    """What ``set_up`` allocated is free. No CTA of a pair leaves while the other may signal it."""
+    """What ``allocate_columns`` did is undone, by warp ``by``. No CTA of a pair leaves while the other may signal it."""
     sync_cluster(config.cluster)
     if by:
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.cta_pair)

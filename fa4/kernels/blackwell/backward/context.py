@@ -12,6 +12,7 @@ from cutlass import Int32, const_expr
 from fa4.config import TMEM_LANES, BackwardColumns, BlackwellBackwardConfig, backward_columns, serial_pair
 from fa4.kernels.blackwell.backward.pipelines import Barriers
 from fa4.kernels.blackwell.backward.storage import Shared
+from fa4.kernels.common.barrier import sync_cluster
 from fa4.kernels.common.host import Limits
 from fa4.kernels.common.mask import Band, KeyTiles
 from fa4.kernels.common.modifier import Modifiers
@@ -95,6 +96,13 @@ class Context:
     def tile_n(self) -> int:
         """Keys of a cluster."""
         return self.config.cluster * TMEM_LANES
+
+    @cute.jit
+    def begin(self) -> Work:
+        """``work``, found while barriers are being initialised; when it returns they are."""
+        work = self.work()
+        sync_cluster(self.config.cluster)
+        return work
 
     @cute.jit
     def work(self) -> Work:

@@ -18,7 +18,7 @@ def run(c: Context, work: Work, softmax_scale: Float32, half: Int32, thread: Int
     """Round dV and dK; a key for each thread, half of the columns for each warpgroup. Zeros where no query sees the keys.
 
     Warps: the eight compute warps, after their last tile.
-    Owns: sV from dv_full on, sK from dk_full on.
+    Owns: sV from dv_full on, sdK from dk_full on.
     Waits: dv_full, dk_full.
     Signals: dv_ready, dk_ready.
     Order: dV, dK times softmax_scale.
@@ -27,7 +27,7 @@ def run(c: Context, work: Work, softmax_scale: Float32, half: Int32, thread: Int
     if c.config.needed.dv:
         finish(c, work, (b.dv_full, b.dv_ready), (c.columns.dV, shared.sV), Float32(1.0), (half, thread))
     if c.config.needed.dk:
-        finish(c, work, (b.dk_full, b.dk_ready), (c.columns.dK, shared.sK), softmax_scale, (half, thread))
+        finish(c, work, (b.dk_full, b.dk_ready), (c.columns.dK, shared.sdK), softmax_scale, (half, thread))
 
 
 @cute.jit
@@ -64,12 +64,12 @@ def store(c: Context, work: Work, *gradients: Tma) -> None:
     """The epilogue warp: dV, then dK, those that are needed, to the rows that exist; tensors (Sk, D, head, batch).
 
     Warps: one.
-    Owns: nothing; reads sV and sK.
+    Owns: nothing; reads sV and sdK.
     Waits: dv_ready, dk_ready.
     Signals: nothing.
     Order: dV is on its way before dK is waited for.
     """
-    sources = (c.barriers.dv_ready, c.shared.sV, c.head_dims[1]), (c.barriers.dk_ready, c.shared.sK, c.head_dims[0])
+    sources = (c.barriers.dv_ready, c.shared.sV, c.head_dims[1]), (c.barriers.dk_ready, c.shared.sdK, c.head_dims[0])
     present = (source for source, there in zip(sources, (c.config.needed.dv, c.config.needed.dk), strict=True) if there)
     for (ready, tile, head_dim), (atom, tensor) in zip(present, gradients, strict=True):
         shape = (TMEM_LANES, padded_head_dim(head_dim))
@@ -80,4 +80,4 @@ def store(c: Context, work: Work, *gradients: Tma) -> None:
             cute.copy(atom, source[None, 0], to[None, work.first_key // TMEM_LANES])
             cute.arch.cp_async_bulk_commit_group()
     with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0, read=False)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

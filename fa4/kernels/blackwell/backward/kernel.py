@@ -13,11 +13,11 @@ from fa4.config import ELEMENT_BYTES, TMEM_LANES, WARP, BlackwellBackwardConfig,
 from fa4.kernels.blackwell.backward import compute, epilogue, exchange, load, mma, reduce
 from fa4.kernels.blackwell.backward.context import Context, Tiles
 from fa4.kernels.blackwell.backward.storage import allocate, tile_shapes
-from fa4.kernels.common.barrier import LEADER
+from fa4.kernels.common.barrier import LEADER, initialise, rank_of_cta, sync_cluster
 from fa4.kernels.common.host import DTYPES, backward_arguments, call_limits, kernel_name
 from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
-from fa4.kernels.common.tensor_memory import set_up, tear_down
+from fa4.kernels.common.tensor_memory import allocate_columns, tear_down
 from fa4.kernels.common.tma import Source, Tma, by_head, kept_map, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
@@ -136,7 +136,7 @@ class BlackwellBackward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread = cute.arch.thread_idx()[0] % (4 * WARP)
         shared = allocate(config, self.head_dims, self.dtype)
-        rank = set_up(shared, config, warp == MMA)
+        rank = rank_of_cta(config)
 
         seqlens = Q.tensor.shape[0], K.tensor.shape[0]
         user = modifiers(self.problem, scalars, seqlens)
@@ -144,27 +144,38 @@ class BlackwellBackward:
         if warp < 8:
             cute.arch.setmaxregister_increase(config.registers[0])
             half = warp // 4
-            work = c.work()
+            work = c.begin()
             compute.run(c, work, half, thread)
             epilogue.run(c, work, softmax_scale, half, thread)
         elif warp < 12:
             cute.arch.setmaxregister_increase(config.registers[1])
+            work = c.begin()
             if const_expr(config.needed.dq):
-                reduce.run(c, c.work(), per_row.mdQ, per_row.mSemaphore, thread)
+                reduce.run(c, work, per_row.mdQ, per_row.mSemaphore, thread)
         else:
             cute.arch.setmaxregister_decrease(config.registers[2])
             if warp == MMA:
+                if const_expr(config.cta_pair):
+                    allocate_columns(shared, config)
+                work = c.begin()
+                if const_expr(not config.cta_pair):
+                    allocate_columns(shared, config)
                 if rank == LEADER:
-                    mma.run(c, c.work())
+                    mma.run(c, work)
             elif warp == LOAD:
+                for move in moves:
+                    cpasync.prefetch_descriptor(move.atom)
                 places = (shared.sK, shared.sV, shared.sQ, shared.sdO, shared.sQt, shared.sdOt, shared.sKt)
                 more = others if const_expr(config.cta_pair) else (Q, dO, K)
                 maps = (None, None, *(kept_map(x.atom) for x in (Q, dO, *more[:2])), None)  # of what each query tile has
                 loads = zip((K, V, Q, dO, *more), places, tile_shapes(config, self.head_dims), maps, strict=True)
-                load.run(c, c.work(), load.Sources(per_row.mStatistics, *(Source(*x, to, shape, kept) for x, to, shape, kept in loads)))
+                load.run(c, c.begin(), load.Sources(per_row.mStatistics, *(Source(*x, to, shape, kept) for x, to, shape, kept in loads)))
             elif warp == EPILOGUE:
+                initialise(shared.barriers, config)
+                sync_cluster(config.cluster)
                 epilogue.store(c, c.work(), *stores)
             elif warp == RELAY:
+                work = c.begin()
                 if const_expr(config.cta_pair and config.needed.dq):
-                    exchange.relay(c, c.work())
+                    exchange.relay(c, work)
         tear_down(config, warp == MMA)

@@ -192,15 +192,19 @@ def dqueries(c: Context, p: Products, state: State) -> None:
 
 
 @cute.jit
-def from_scores(c: Context, p: Products, state: State) -> None:
-    """Both products that need dS. What comes last hides whether the reduce warps are quick: dK where dQ can come before it."""
+def from_scores(c: Context, p: Products, state: State, last: cutlass.Constexpr[bool] = False) -> None:
+    """Both products that need dS; then, of the ``last`` tile, dk_full.
+
+    What comes second hides whether the reduce warps are quick: dK where dQ can come before it.
+    """
     if const_expr(c.config.needed.scores):
         c.barriers.ds_ready.wait(0, state.step & 1)
     if const_expr(c.columns.dq_apart):
         dqueries(c, p, state)
-        dkeys(c, p, state)
-    else:
-        dkeys(c, p, state)
+    dkeys(c, p, state)
+    if const_expr(last):
+        keys_done(c)
+    if const_expr(not c.columns.dq_apart):
         dqueries(c, p, state)
 
 
@@ -211,7 +215,7 @@ def run(c: Context, work: Work) -> None:
     Warps: one; an elected lane issues.
     Owns: S, dP, dQ (until others read them), dV and dK in tensor memory.
     Waits: k_full, v_full; q_full, do_full; p_ready before dV; ds_ready before dK and dQ; dq_empty before what overwrites dQ.
-    Signals: s_full, dp_full, dq_full, q_empty, do_empty; at the end dv_full, dk_full; all by commit.
+    Signals: s_full, dp_full, dq_full, q_empty, do_empty; dv_full and dk_full behind the last dV and dK; all by commit.
     Order: S, dP, dV of the first tile; then for each next tile: S of it, dK and dQ of the one before, dP and dV of it; dK and dQ of the
     last. Where tiles are ``serial``: S, dP, dV, dK, dQ of one tile before the next; half of dP waits for s_read.
 
@@ -239,8 +243,6 @@ def run(c: Context, work: Work) -> None:
             paired(c, p, work)
         else:
             overlapped(c, p, work)
-        if const_expr(c.config.needed.dk):
-            commit(c, c.barriers.dk_full.at(0))
 
 
 @cute.jit
@@ -248,6 +250,13 @@ def values_done(c: Context) -> None:
     """No further product adds to dV or reads V."""
     if const_expr(c.config.needed.dv):
         commit(c, c.barriers.dv_full.at(0))
+
+
+@cute.jit
+def keys_done(c: Context) -> None:
+    """No further product adds to dK."""
+    if const_expr(c.config.needed.dk):
+        commit(c, c.barriers.dk_full.at(0))
 
 
 @cute.jit
@@ -269,7 +278,7 @@ def overlapped(c: Context, p: Products, work: Work) -> None:
         dvalues(c, p, new)
         state = new
     values_done(c)
-    from_scores(c, p, state)
+    from_scores(c, p, state, last=True)
 
 
 @cute.jit
@@ -302,6 +311,7 @@ def paired(c: Context, p: Products, work: Work) -> None:
     if const_expr(needed.scores):
         c.barriers.ds_ready.wait(0, state.step & 1)
     dkeys(c, p, state)
+    keys_done(c)
     dqueries(c, p, state)
 
 
@@ -324,3 +334,4 @@ def one_by_one(c: Context, p: Products, work: Work) -> None:
         from_scores(c, p, state)
         state = State(following(state.slot, c.config.stages), step + 1)
     values_done(c)
+    keys_done(c)

@@ -64,9 +64,9 @@ GRAPH = {
     "dq_full": (1, True),  # mma, by commit: dQ is complete
     "dq_empty": (GROUP, True),  # reduce has read it
     "dv_full": (1, False),  # mma, by commit: dV is complete, and V is no longer read
-    "dk_full": (1, False),  # mma, by commit: dK is complete, and K is no longer read
+    "dk_full": (1, False),  # mma, by commit: dK is complete, and the last Q and, of a pair, K are no longer read
     "dv_ready": (2 * GROUP, False),  # compute to epilogue: dV is where V was
-    "dk_ready": (2 * GROUP, False),  # compute to epilogue: dK is where K was
+    "dk_ready": (2 * GROUP, False),  # compute to epilogue: dK is where Q was, of a pair where K was
 }
 # Those that only a pair has.
 PAIRED = {

@@ -49,7 +49,7 @@ def run(c: Context, work: Work, mdQ: cute.Tensor, mSemaphore: cute.Tensor | None
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 c.barriers.sdq_empty.arrive(0)
             phase = phase ^ 1
-    cute.arch.cp_async_bulk_wait_group(0, read=False)
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def columns_of(c: Context) -> int:

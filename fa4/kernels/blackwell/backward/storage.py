@@ -67,8 +67,8 @@ class Shared:
     Without a pair ``sQt``, ``sdOt`` and ``sKt`` are ``sQ``, ``sdO`` and ``sK``. ``sdS`` holds parts of (TMEM_LANES keys, 64 queries): the
     queries of each compute warpgroup; in a pair the keys of each CTA, with this CTA's half of the queries, and a third part, to be sent to
     the other CTA. ``sStatistics``, float32 (2 * queries, slot), holds ``sLSE`` and behind it ``sDelta``, each (queries, slot); ``sdQ`` is
-    float32 (columns, row, group of columns, warp, place), in the order of ``fa4.kernels.common.dq_layout``. dK and dV leave from where K
-    and V were.
+    float32 (columns, row, group of columns, warp, place), in the order of ``fa4.kernels.common.dq_layout``. dV leaves from where V was,
+    dK, from ``sdK``, from where Q was, since dQ of the last tile may still be reading K; of a pair, which has K twice, from where K was.
 
     Where tiles of a pair are serial, ``sQt`` lies where ``sQ`` does, ``sdOt`` where ``sdO`` does, the third part of ``sdS`` where ``sdQ``
     does.
@@ -85,6 +85,7 @@ class Shared:
     sQ: cute.Tensor
     sdO: cute.Tensor
     sdS: cute.Tensor
+    sdK: cute.Tensor
     sQt: cute.Tensor
     sdOt: cute.Tensor
     sKt: cute.Tensor
@@ -121,4 +122,4 @@ def allocate(config: BlackwellBackwardConfig, head_dims: tuple[int, int], dtype:
     else:
         sdQ = allocator.allocate_tensor(Float32, staging, 128)
     sdS = tile(ds, (parts, columns))
-    return Shared(barriers, address, statistics, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, *others)
+    return Shared(barriers, address, statistics, lse, delta, sdQ, sK, sV, sQ, sdO, sdS, sK if pair else tile(q, shapes.K), *others)

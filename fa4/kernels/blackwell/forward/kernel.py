@@ -20,11 +20,11 @@ from fa4.config import (
 from fa4.kernels.blackwell.forward import correction, load, mma, softmax
 from fa4.kernels.blackwell.forward.context import Context, Tiles
 from fa4.kernels.blackwell.forward.storage import allocate, tile_shapes
-from fa4.kernels.common.barrier import LEADER
+from fa4.kernels.common.barrier import LEADER, initialise, rank_of_cta, sync_cluster
 from fa4.kernels.common.host import DTYPES, call_limits, forward_arguments, kernel_name
 from fa4.kernels.common.modifier import modifiers
 from fa4.kernels.common.score import ScoreScalars, score_scalars
-from fa4.kernels.common.tensor_memory import set_up, tear_down
+from fa4.kernels.common.tensor_memory import allocate_columns, tear_down
 from fa4.kernels.common.tma import Source, Tma, by_group, by_head, kept_map, tile_layout
 from fa4.problem import AttentionProblem
 from fa4.schedule.device import section_size, tile_order
@@ -129,7 +129,11 @@ class BlackwellForward:
         if warp == LOAD:
             for x in (Q, K, V, O):
                 cpasync.prefetch_descriptor(x.atom)
-        rank = set_up(shared, config, warp == MMA)
+        if warp == MMA:
+            initialise(shared.barriers, config)
+            allocate_columns(shared, config)
+        sync_cluster(config.cluster)
+        rank = rank_of_cta(config)
 
         seqlens = mO.shape[1], K.tensor.shape[0]
         user = modifiers(self.problem, scalars, seqlens)
