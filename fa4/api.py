@@ -118,6 +118,18 @@ def attention(
         Fa4Error: one of its children, before any work is done, naming the argument, its value, the rule and what would work; later only
             CompileError and CudaError.
     """
+    if (
+        (score_mod, mask_mod, aux, backend, arch) == (None,) * 5
+        and (return_lse is deterministic is False)
+        and type(window_size) is tuple
+        and len(window_size) == 2
+        and window_size[0] is window_size[1] is None
+        and type(softcap) is type(dropout_p) is float
+        and softcap == dropout_p == 0.0
+    ):
+        again = ops.attention_again(q, k, v, causal, softmax_scale)
+        if again is not None:
+            return again
     _check_tensors(q, k, v)
     for name, flag in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic)):
         if not isinstance(flag, bool):

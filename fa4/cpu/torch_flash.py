@@ -11,6 +11,7 @@ heads are for torch 2.9 and newer: before, the kernel read past the end of k and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -127,13 +128,27 @@ def _at_once(q: Tensor, k: Tensor, each: int) -> bool:
     return k.shape[0] * k.shape[2] * each <= EXTRA_BYTES
 
 
+def _serves_at_once(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return not _in_float32(q) and (_at_once(q, k, _forward_bytes(q, k)) or _whole_forward(q, k, v))
+
+
+def fits_at_once(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
+    """Whether ``at_once`` serves the request within its memory."""
+    return fits_forward(q, k, v, options) and _serves_at_once(q, k, v)
+
+
+def at_once(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float) -> tuple[Tensor, Tensor]:
+    """``forward`` in one call into torch."""
+    out, lse = _flash(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0.0, causal, scale=softmax_scale)
+    return out.transpose(1, 2), lse
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
     """``fa4.cpu.forward.attention_forward`` where ``fits_forward`` holds."""
     causal = _is_causal(q, k, options)
+    if _serves_at_once(q, k, v):
+        return at_once(q, k, v, causal is True, options.softmax_scale)
     each = _forward_bytes(q, k)
-    if not _in_float32(q) and (_at_once(q, k, each) or _whole_forward(q, k, v)):
-        out_part, lse_part = _flash(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), 0.0, causal, scale=options.softmax_scale)
-        return out_part.transpose(1, 2), lse_part
     dtype = torch.float32 if _in_float32(q) else q.dtype
     out, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[0], q.shape[2], q.shape[1])
     for pairs in _blocks(q, k, each):
@@ -143,6 +158,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple
         _heads_first(pairs, by_row(lse)).squeeze(3).copy_(lse_part)
         del out_part, lse_part  # before the next call allocates its own
     return out, lse
+
+
+def backward_fits_at_once(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether ``backward_at_once`` serves what ``fits_at_once``, whichever gradients are needed."""
+    return _in_one_call(q, k, v) and sum(map(_bytes, (q, k, v))) <= EXTRA_BYTES
+
+
+def backward_at_once(dout: Tensor, saved: Sequence[Tensor], causal: bool, softmax_scale: float) -> tuple[Tensor, ...]:
+    """``backward`` in one call into torch, dout contiguous; ``saved`` are q, k, v, out, and lse as ``at_once`` returned it."""
+    q, k, v, out, lse = saved
+    tensors = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    return tuple(part.transpose(1, 2) for part in _flash_backward(*tensors, lse, 0.0, causal, scale=softmax_scale))
 
 
 def backward(saved: Saved, options: AttentionOptions, needed: Needed) -> Gradients:

@@ -5,8 +5,8 @@ arity: lse is always returned, and a gradient that is not needed is an empty ten
 validated and normalised; they are not a public interface.
 """
 
-from fa4.ops.attention import attention_forward
+from fa4.ops.attention import attention_again, attention_forward
 from fa4.ops.autocast import cast_for_autocast
 from fa4.ops.modified import modified_attention_forward
 
-__all__ = ["attention_forward", "cast_for_autocast", "modified_attention_forward"]
+__all__ = ["attention_again", "attention_forward", "cast_for_autocast", "modified_attention_forward"]
