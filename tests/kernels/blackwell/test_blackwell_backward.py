@@ -69,7 +69,7 @@ def assert_right(shape, options, configure, dtype=torch.bfloat16, **how):
         (AttentionShape(1, 300, 300, 2, 1, 64), CAUSAL, single, torch.bfloat16, {}),
         (AttentionShape(2, 65, 129, 2, 2, 64), CAUSAL, single, torch.bfloat16, {"layout": "padded", "dlse": True}),
         (AttentionShape(1, 1, 17, 3, 1, 64), CAUSAL, single, torch.bfloat16, {"layout": "heads_first"}),
-        (AttentionShape(1, 200, 300, 1, 1, 96), CAPPED, single, torch.float16, {}),
+        (AttentionShape(1, 200, 300, 1, 1, 112), CAPPED, single, torch.float16, {}),
         (AttentionShape(1, 130, 200, 1, 1, 40), replace(CAUSAL, softmax_scale=-0.3), single, torch.bfloat16, {}),
         (AttentionShape(1, 256, 130, 1, 1, 192, 128), CAUSAL, single, torch.bfloat16, {}),
         (AttentionShape(1, 300, 400, 1, 1, 192, 128), CAUSAL, paired, torch.bfloat16, {}),
