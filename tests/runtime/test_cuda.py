@@ -341,7 +341,7 @@ def test_results_where_the_virtual_gpu_takes_the_launches(devices, dtype, option
 
 
 @pytest.mark.vgpu
-@pytest.mark.parametrize(("deterministic", "modified"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("deterministic", "modified"), [(False, False), (True, False), pytest.param(True, True, marks=pytest.mark.slow)])
 def test_gradients_where_the_virtual_gpu_takes_the_launches(devices, deterministic, modified):
     """The whole way of the backward op on CUDA tensors: three launches on their device's stream, workspace from torch, nothing else."""
     gpu = Gpu("sm_100a")

@@ -92,7 +92,7 @@ def test_canaries_notice_a_byte():
 
 SCHEDULES = [("round_robin", 0, "early"), ("random", 1, "late"), ("priority", 3, "early")]
 HANDFUL = [
-    (AttentionShape(1, 300, 300, 1, 1, 64), CAUSAL, torch.bfloat16),
+    (AttentionShape(1, 300, 200, 1, 1, 64), CAUSAL, torch.bfloat16),
     (AttentionShape(1, 140, 260, 3, 1, 64), FULL, torch.float16, persistent),
     (AttentionShape(1, 120, 400, 1, 1, 64), Options(window_size=(140, 30)), torch.bfloat16),
     (AttentionShape(1, 140, 300, 1, 1, 192, 128), CAUSAL, torch.bfloat16),
